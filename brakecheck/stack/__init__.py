@@ -1,0 +1,1 @@
+"""What is under test: spec strings, CUDA toolchains from wheels, environments, compatibility rules."""
