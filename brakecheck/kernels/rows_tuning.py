@@ -1,0 +1,110 @@
+"""Which template instantiation of the row kernels (cuda/rows.cuh) runs a width."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional, Tuple
+
+DIRECT, REGISTERS, BULK = 0, 1, 2  # rows::Load
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Template arguments of a row kernel (cuda/rows.cuh): team_threads x vectors x cluster vectors cover a row."""
+
+    team_threads: int
+    vectors: int
+    teams: int = 1
+    load: int = DIRECT
+    stages: int = 1
+    cluster: int = 1
+    group: int = 1
+    blocks: int = 1
+
+    @property
+    def one_row(self) -> bool:
+        """Every team takes one row; else teams are persistent."""
+        return self.load == DIRECT
+
+    @property
+    def covers(self) -> int:
+        return self.team_threads * self.vectors * self.cluster
+
+    def arguments(self, grouped: bool = False) -> str:
+        values = [self.team_threads, self.vectors, self.teams, self.load, self.stages, self.cluster]
+        return ",".join(map(str, [*values, *([self.group] if grouped else []), self.blocks]))
+
+    def shared_bytes(self, n: int, size: int, streams: int, kept: int, floats: bool) -> int:
+        """Dynamic shared memory: stages, what a persistent block keeps (rows of gamma, beta), and, over the same place,
+        the sums of each team in float (`floats`)."""
+        each = 16 // size
+        chunk = n if self.cluster == 1 else -(-(n // each) // self.cluster) * each
+        stages = self.teams * self.stages * streams * chunk * size if self.load == BULK else 0
+        keeps = kept * chunk * size if self.load != DIRECT or floats else 0
+        sums = self.teams * chunk * 4 if floats and self.teams * self.group > 1 else 0
+        return max(stages + keeps, sums)
+
+
+# Narrowest first; the first that covers the row is taken. Measured on an H200, 2026-12-01, bfloat16, at 2, 8, 16, 64
+# and 256 KiB a row; the widths between follow their neighbours.
+_NARROW = (Plan(32, 1, 8, blocks=8), Plan(32, 2, 8, blocks=6), Plan(32, 4, 4, blocks=8), Plan(64, 4, 2, blocks=12))
+_DIRECT = (*_NARROW, Plan(128, 4, blocks=12), Plan(128, 8, blocks=8), Plan(256, 8, blocks=4))
+_CLUSTERS = (Plan(512, 8, cluster=2, blocks=2), Plan(512, 8, cluster=4, blocks=2), Plan(512, 8, cluster=8, blocks=2),
+             Plan(512, 8, cluster=16, blocks=2))
+SOFTMAX = (*_DIRECT, Plan(1024, 4, blocks=2), *_CLUSTERS)
+RMS_NORM = (*_NARROW[:2], Plan(32, 4, 4, REGISTERS, blocks=6), *_DIRECT[3:], Plan(1024, 4, blocks=2), _CLUSTERS[0],
+            *(Plan(512, 8, load=REGISTERS, cluster=c) for c in (4, 8, 16)))
+LAYER_NORM = (*_NARROW[:2], Plan(32, 4, 4, REGISTERS, blocks=6), *_DIRECT[3:], Plan(512, 8, blocks=2), _CLUSTERS[0],
+              *(Plan(512, 8, load=REGISTERS, cluster=c) for c in (4, 8, 16)))
+# Two streams take twice the registers.
+NORM_RESIDUAL = (Plan(32, 1, 8, blocks=6), Plan(32, 2, 8, blocks=4), Plan(32, 4, 4, blocks=6), Plan(64, 4, 2, blocks=6),
+                 Plan(128, 4, blocks=6), Plan(256, 4, blocks=3), Plan(512, 4, blocks=2), Plan(1024, 4),
+                 *(Plan(512, 8, cluster=c) for c in (2, 4, 8, 16)))
+SOFTMAX_BACKWARD = (Plan(32, 1, 8, blocks=6), Plan(32, 2, 8, blocks=4), Plan(32, 4, 1, BULK, 2, blocks=16),
+                    Plan(128, 4, 1, BULK, 2, blocks=5), Plan(256, 4, 1, BULK, 2, blocks=3), Plan(512, 4, 1, BULK, 2),
+                    Plan(256, 8, 1, BULK, 3, 2), Plan(512, 4, 1, BULK, 2, 4, 1, 2), Plan(512, 4, 1, BULK, 2, 8, 1, 2),
+                    Plan(512, 4, 1, BULK, 2, 16, 1, 2), Plan(512, 8, cluster=16))
+NORM_BACKWARD = (Plan(32, 1, 8, BULK, 2, 1, 4, 2), Plan(32, 2, 8, BULK, 2, 1, 4, 2), Plan(64, 2, 2, BULK, 2, 1, 4, 4),
+                 Plan(256, 2, 1, BULK, 3, 1, 4, 3), Plan(256, 4, 1, BULK, 3, 1, 4, 2), Plan(512, 4, 1, BULK, 2, 1, 2),
+                 Plan(512, 4, 1, BULK, 2, 2, 2), Plan(512, 4, 1, BULK, 2, 4, 2), Plan(256, 8, 1, BULK, 2, 8),
+                 Plan(256, 8, 1, BULK, 2, 16))
+FEW_ROWS = Plan(256, 4, cluster=16)
+# Before compute capability 9.0: no bulk copies, no clusters. Compiled, not tuned: no such device was at hand.
+OLD = (*_DIRECT, Plan(512, 8, blocks=2))
+OLD_TWO = (*NORM_RESIDUAL[:7], Plan(1024, 4))
+OLD_NORM_BACKWARD = (Plan(32, 1, 8), Plan(32, 2, 8), Plan(32, 4, 4), Plan(128, 4), Plan(256, 4), Plan(512, 4),
+                     Plan(1024, 4))
+ALL = (SOFTMAX, RMS_NORM, LAYER_NORM, NORM_RESIDUAL, SOFTMAX_BACKWARD, NORM_BACKWARD, (FEW_ROWS,), OLD, OLD_TWO,
+       OLD_NORM_BACKWARD)
+
+
+def _first(plans: Tuple[Plan, ...], vectors: int) -> Optional[Plan]:
+    """vectors: 16-byte vectors of a row; 0 for a row that is not a whole number of them. None: no plan covers it."""
+    return next((p for p in plans if p.covers >= vectors > 0), None)
+
+
+def _few(vectors: int, rows: int, processors: int) -> bool:
+    """So few long rows that a row should be spread over 16 blocks (4 x 102,400: 3.7 us)."""
+    return 1024 < vectors <= FEW_ROWS.covers and rows * FEW_ROWS.cluster <= processors
+
+
+def softmax(vectors: int, rows: int, processors: int, capability: Tuple[int, int]) -> Optional[Plan]:
+    if capability < (9, 0):
+        return _first(OLD, vectors)
+    return FEW_ROWS if _few(vectors, rows, processors) else _first(SOFTMAX, vectors)
+
+
+def softmax_backward(vectors: int, rows: int, processors: int, capability: Tuple[int, int]) -> Optional[Plan]:
+    if capability < (9, 0):
+        return _first(OLD_TWO, vectors)
+    return FEW_ROWS if _few(vectors, rows, processors) else _first(SOFTMAX_BACKWARD, vectors)
+
+
+def norm(vectors: int, capability: Tuple[int, int], center: bool, residual: bool) -> Optional[Plan]:
+    if capability < (9, 0):
+        return _first(OLD_TWO if residual else OLD, vectors)
+    return _first(NORM_RESIDUAL if residual else LAYER_NORM if center else RMS_NORM, vectors)
+
+
+def norm_backward(vectors: int, capability: Tuple[int, int]) -> Optional[Plan]:
+    return _first(OLD_NORM_BACKWARD if capability < (9, 0) else NORM_BACKWARD, vectors)

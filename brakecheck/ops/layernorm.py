@@ -1,0 +1,107 @@
+"""LayerNorm over rows."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List
+
+from .base import Case, Cost, CudaKernel, Launch, Operator, Tolerance, blocks, f32, i32
+from .make import Make
+
+THREADS = 256
+EPSILON = 1e-5
+
+op = Operator(
+    "layernorm", "LayerNorm of each row, bfloat16",
+    cases=[
+        Case.of(rows=3, columns=64),
+        Case.of(rows=5, columns=1001),
+        Case.of(rows=16384, columns=1024),
+        Case.of(rows=4096, columns=8192),
+        Case.of(rows=2048, columns=32768),
+    ],
+)
+
+
+@op.inputs
+def _(case: Case, make: Make) -> Dict[str, Any]:
+    columns = case["columns"]
+    return {
+        "x": make.normal(case["rows"], columns, dtype="bfloat16", mean=0.5),
+        "weight": make.normal(columns, dtype="bfloat16", mean=1.0, std=0.1),
+        "bias": make.normal(columns, dtype="bfloat16", std=0.1),
+    }
+
+
+@op.reference
+def _(case: Case, x: Any, weight: Any, bias: Any) -> Dict[str, Any]:
+    centred = x.double() - x.double().mean(1, keepdim=True)
+    deviation = (centred.square().mean(1, keepdim=True) + EPSILON).sqrt()
+    return {"out": centred / deviation * weight.double() + bias.double()}
+
+
+@op.cost
+def _(case: Case) -> Cost:
+    elements = case["rows"] * case["columns"]
+    return Cost(flops=7 * elements, bytes=4 * elements + 4 * case["columns"])
+
+
+@op.tolerance
+def _(case: Case) -> Tolerance:
+    return Tolerance(2.0**-8, "rounding to bfloat16: half a unit in the last place is 2^-9 at worst, doubled")
+
+
+@op.implementation("torch")
+def _(case: Case, x: Any, weight: Any, bias: Any) -> Dict[str, Any]:
+    import torch
+
+    return {"out": torch.nn.functional.layer_norm(x, (case["columns"],), weight, bias, EPSILON)}
+
+
+def _outputs(case: Case, x: Any, weight: Any, bias: Any) -> Dict[str, Any]:
+    return {"out": x.new_empty(x.shape)}
+
+
+def _launches(case: Case, x: Any, weight: Any, bias: Any, out: Any) -> List[Launch]:
+    kept = blocks(2 * case["columns"], 16) * 16
+    arguments = [x, weight, bias, out, i32(case["columns"]), f32(EPSILON)]
+    return [Launch((case["rows"], 1, 1), (THREADS, 1, 1), arguments, dynamic_shared=kept)]
+
+
+op.cuda(CudaKernel("cuda", "layernorm.cu", "layernorm", THREADS, _outputs, _launches, dynamic_shared=16384))
+
+
+# ---- rows_norm.cu: what brakecheck.ops.layer_norm runs ----
+
+def _rows_outputs(case: Case, x: Any, weight: Any, bias: Any) -> Dict[str, Any]:
+    import torch
+
+    mean, rstd = (x.new_empty(x.shape[0], dtype=torch.float32) for _ in range(2))
+    return {"out": x.new_empty(x.shape), "mean": mean, "rstd": rstd}
+
+
+def _rows_launches(threads: int, teams: int, kept: int) -> Callable[..., List[Launch]]:
+    """kept: bytes of shared memory for each column."""
+
+    def launches(case: Case, x: Any, weight: Any, bias: Any, out: Any, mean: Any, rstd: Any) -> List[Launch]:
+        # The residual, its sum are not used by this instantiation: any pointer stands for them.
+        sizes = [i32(case["rows"]), i32(case["columns"]), f32(EPSILON)]
+        arguments = [x, x, weight, bias, out, out, mean, rstd, *sizes]
+        return [Launch((blocks(case["rows"], teams), 1, 1), (threads, 1, 1), arguments,
+                       dynamic_shared=kept * case["columns"])]
+
+    return launches
+
+
+op.cuda(CudaKernel("rows-warp", "rows_norm.cu", "norm_rows<1, 0, 32, 4, 4, 1, 1, 1, 6>", 128, _rows_outputs,
+                   _rows_launches(128, 4, 4), dynamic_shared=4096, defines=("ELEMENT=bf16", "CENTERED=1"),
+                   supports=lambda case: case["columns"] % 8 == 0 and case["columns"] <= 1024))
+op.cuda(CudaKernel("rows", "rows_norm.cu", "norm_rows<1, 0, 512, 8, 1, 0, 1, 1, 2>", 512, _rows_outputs,
+                   _rows_launches(512, 1, 0), defines=("ELEMENT=bf16", "CENTERED=1"),
+                   supports=lambda case: case["columns"] % 8 == 0 and case["columns"] <= 32768))
+
+
+@op.implementation("ours")
+def _(case: Case, x: Any, weight: Any, bias: Any) -> Dict[str, Any]:
+    from . import layer_norm
+
+    return {"out": layer_norm(x, weight, bias, EPSILON)}

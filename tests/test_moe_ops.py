@@ -1,0 +1,266 @@
+"""MoE operators on the CPU (plain torch), their launch plans, the arena; and, with the network, that every kernel of
+theirs compiles for the architectures we promise."""
+
+import ctypes
+import re
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from brakecheck import ops
+from brakecheck.kernels import jit
+from brakecheck.kernels import moe_plans as plans
+from brakecheck.kernels.arena import Arena
+from brakecheck.model import BrakecheckError, UsageError
+
+torch = pytest.importorskip("torch")
+
+
+def arena(size):
+    return Arena(size, lambda n: torch.zeros(n, dtype=torch.uint8))
+
+
+# ---- route ----
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("renormalise", [True, False])
+def test_route_chooses_and_weighs_by_definition(scoring, renormalise):
+    logits = torch.randn(37, 11, generator=torch.Generator().manual_seed(1))
+    bias = torch.linspace(0.3, -0.3, 11)
+    index, weight, place, counts, offsets = ops.route(logits, 3, scoring, bias, renormalise, scale=2.5)
+    score = logits.double().sigmoid() if scoring == "sigmoid" else logits.double().softmax(1)
+    for token in range(37):
+        best = sorted(range(11), key=lambda e: -(score[token, e] + bias[e].double()))[:3]
+        assert index[token].tolist() == best
+        wanted = score[token, best]
+        wanted = 2.5 * (wanted / wanted.sum() if renormalise else wanted)
+        torch.testing.assert_close(weight[token].double(), wanted, rtol=1e-5, atol=1e-7)
+    copies = sorted((int(index[t, i]), t, i) for t in range(37) for i in range(3))
+    assert all(int(place[t, i]) == row for row, (_, t, i) in enumerate(copies))
+    assert counts.tolist() == [sum(c[0] == e for c in copies) for e in range(11)]
+    assert offsets.tolist() == [0, *counts.cumsum(0).tolist()]
+
+
+def test_ties_go_to_the_lower_expert_and_bad_rows_are_defined():
+    logits = torch.zeros(4, 6)
+    logits[1, 2] = float("nan")
+    logits[2] = -float("inf")
+    logits[3] = torch.tensor([-0.0, 0.0, -1.0, 0.0, 1.0, 1.0])
+    index, weight, place, counts, _ = ops.route(logits, 3)
+    assert index.tolist() == [[0, 1, 2], [0, 1, 2], [0, 1, 2], [4, 5, 0]]
+    assert weight[1].isnan().all() and weight[2].tolist() == [0, 0, 0]
+    assert torch.allclose(weight[0], torch.full((3,), 1 / 3))
+    assert int(counts.sum()) == 12 and place.reshape(-1).sort().values.tolist() == list(range(12))
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("renormalise", [True, False])
+def test_gradient_of_the_weights(scoring, renormalise):
+    logits = torch.randn(5, 9, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    weight = torch.randn(5, 3, generator=torch.Generator().manual_seed(3))
+    routing = ops.route(logits, 3, scoring, None, renormalise, 1.5)
+    (ours,) = torch.autograd.grad((routing.weight * weight).sum(), logits)
+    twin = logits.detach().double().requires_grad_()
+    score = twin.sigmoid() if scoring == "sigmoid" else twin.softmax(1)
+    chosen = score.gather(1, routing.expert.long())
+    chosen = 1.5 * (chosen / chosen.sum(1, keepdim=True) if renormalise else chosen)
+    (wanted,) = torch.autograd.grad((chosen * weight).sum(), twin)
+    torch.testing.assert_close(ours.double(), wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("call, word", [
+    (lambda: ops.route(torch.zeros(3, 4), 5), "k = 5"),
+    (lambda: ops.route(torch.zeros(3, 600), 2), "600"),
+    (lambda: ops.route(torch.zeros(3, 4), 2, "tanh"), "tanh"),
+    (lambda: ops.route(torch.zeros(3, 4), 2, bias=torch.zeros(3)), "bias"),
+    (lambda: ops.permute(torch.zeros(3, 4), torch.zeros(2, 2, dtype=torch.int32)), "place"),
+    (lambda: ops.unpermute(torch.zeros(6, 4), torch.zeros(3, 2)), "place"),
+    (lambda: ops.add_rows(torch.zeros(3, 4), torch.zeros(2, dtype=torch.int32), torch.zeros(2, 5)), "rows"),
+])
+def test_wrong_shapes_are_said(call, word):
+    with pytest.raises(UsageError, match=word):
+        call()
+
+
+# ---- permute, unpermute, add_rows ----
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_permute_and_back(dtype):
+    x = torch.randn(7, 5, dtype=dtype)
+    routing = ops.route(torch.randn(7, 4), 2)
+    y = ops.permute(x, routing.place)
+    for t in range(7):
+        for i in range(2):
+            assert torch.equal(y[routing.place[t, i]], x[t])
+    back = ops.unpermute(y, routing.place, routing.weight)
+    torch.testing.assert_close(back, x, rtol=2**-7 if dtype == torch.bfloat16 else 1e-6, atol=1e-6)
+    torch.testing.assert_close(ops.unpermute(y, routing.place), (2 * x.double()).to(dtype))
+
+
+def test_gradients_of_permute_and_unpermute():
+    place = ops.route(torch.randn(4, 3), 2).place
+    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    weight = torch.rand(4, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: ops.permute(x, place), x)
+    y = torch.randn(8, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda y, w: ops.unpermute(y, place, w), (y, weight))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_add_rows(deterministic):
+    rows = torch.randn(9, 4, generator=torch.Generator().manual_seed(4))
+    index = torch.tensor([1, 1, 0, 4, 1, 0, 1, 4, 1], dtype=torch.int32)
+    out = torch.ones(6, 4)
+    assert ops.add_rows(out, index, rows, deterministic) is out
+    wanted = torch.ones(6, 4, dtype=torch.float64)
+    for i, row in zip(index, rows):
+        wanted[i] += row.double()
+    torch.testing.assert_close(out.double(), wanted, rtol=1e-6, atol=1e-6)
+    assert ops.embedding_gradient(rows.bfloat16(), index, 6, deterministic)[5].tolist() == [0, 0, 0, 0]
+
+
+def test_empty_tensors():
+    routing = ops.route(torch.zeros(0, 8), 2)
+    assert routing.expert.shape == (0, 2) and routing.counts.tolist() == [0] * 8
+    assert ops.permute(torch.zeros(0, 16), routing.place).shape == (0, 16)
+    assert ops.unpermute(torch.zeros(0, 16), routing.place).shape == (0, 16)
+    none = torch.zeros(0, dtype=torch.int32)
+    assert ops.add_rows(torch.ones(3, 8), none, torch.zeros(0, 8)).tolist() == torch.ones(3, 8).tolist()
+
+
+def test_the_operators_pass_torchs_own_check():
+    place = ops.route(torch.randn(4, 3), 2).place
+    y = torch.randn(8, 3, requires_grad=True)
+    calls = {
+        "route": (torch.randn(4, 3, requires_grad=True), None, 2, False, True, 1.0),
+        "permute": (torch.randn(4, 3, requires_grad=True), place),
+        "unpermute": (y, place, torch.rand(4, 2, requires_grad=True)),
+        "add_rows_": (torch.zeros(3, 4), torch.tensor([0, 2]), torch.ones(2, 4), False),
+    }
+    for name, arguments in calls.items():
+        operator = getattr(torch.ops.brakecheck, name)
+        torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+# ---- plans ----
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 17, 64, 65, 500, 4097, 65536])
+@pytest.mark.parametrize("experts, k", [(1, 1), (8, 2), (255, 8), (256, 16), (509, 10), (512, 16)])
+@pytest.mark.parametrize("sms", [66, 108, 132, 160])
+def test_router_plan_covers_every_token_within_limits(tokens, experts, k, sms):
+    plan = plans.router_plan(tokens, experts, k, "float32", False, sms)
+    assert (plan.grid - 1) * plan.each < tokens <= plan.grid * plan.each
+    assert plan.grid <= min(sms, plans.MOST_BLOCKS) and plan.each <= 4095
+    lanes, held = map(int, re.findall(r"\d+", plan.entry)[1:])
+    assert lanes * held >= experts
+    if sms >= 108:  # a block of an A100, after rounding up to a power of two
+        assert (1 << (plan.shared - 1).bit_length()) + plans.STATIC_SHARED <= 164 * 1024
+
+
+@pytest.mark.parametrize("width", [8, 64, 4096, 7168, 16384, 12296])
+def test_parts_of_a_row(width):
+    part = plans.part_of(width)
+    assert part % 8 == 0 and part <= plans.MOST_PART
+    assert plans.blocks(width, part) == plans.blocks(width, plans.MOST_PART)
+    columns = plans.scatter_columns(width)
+    assert columns & (columns - 1) == 0 and 8 <= columns <= plans.SCATTER_THREADS
+
+
+# ---- arena ----
+
+
+def test_arena_repeats_its_addresses():
+    a = arena(1 << 16)
+    first = [a.allocate(n) for n in (1, 256, 257, 1000)]
+    assert first == [0, 256, 512, 1024]
+    a.reset()
+    assert [a.allocate(n) for n in (1, 256, 257, 1000)] == first and a.peak == 2048
+
+
+def test_arena_takes_blocks_back_in_any_order():
+    a = arena(1 << 16)
+    one, two, three = (a.allocate(256) for _ in range(3))
+    a.free(two)
+    assert a.top == 768  # `three` still lies above
+    a.free(three)
+    assert a.top == 256  # and gives `two` back with itself
+    assert a.allocate(256) == two
+    a.free(two)
+    a.free(one)
+    assert a.top == 0
+
+
+def test_arena_errors():
+    a = arena(1024)
+    held = a.allocate(700)
+    with pytest.raises(BrakecheckError, match="256 of 1024 are free"):
+        a.allocate(257)
+    a.free(held)
+    for wrong in (held, 5):
+        with pytest.raises(UsageError):
+            a.free(wrong)
+    below, above = a.allocate(256), a.allocate(256)
+    a.free(below)
+    with pytest.raises(UsageError):
+        a.free(below)
+    a.free(above)
+    for size in (0, 100, -256):
+        with pytest.raises(UsageError):
+            arena(size)
+
+
+def test_arena_tensors_do_not_overlap_and_slots_come_back():
+    a = arena(1 << 16)
+    x, y = a.tensor((3, 5), torch.float32), a.tensor((7,), torch.bfloat16)
+    x.fill_(1.0)
+    y.fill_(2.0)
+    assert float(x.sum()) == 15 and float(y.sum()) == 14 and y.data_ptr() - x.data_ptr() == 256
+    slots = a.slots(1000, 3)
+    taken = [slots.allocate() for _ in range(3)]
+    assert len(set(taken)) == 3 and all(t % 256 == 0 for t in taken)
+    with pytest.raises(IndexError):
+        slots.allocate()
+    slots.free(taken[1])
+    assert slots.allocate() == taken[1]
+
+
+# ---- compiling ----
+
+KERNELS = [
+    ("router.cu", ("router<float, 0, 8, 32>", "router<unsigned short, 1, 16, 32>"), (), 80),
+    ("moe_permute.cu", ("moe_permute",), (), 80), ("moe_permute_bulk.cu", ("moe_permute_bulk",), (), 90),
+    ("moe_unpermute.cu", ("moe_unpermute<8>", "moe_unpermute<0>", "moe_unpermute_backward<8>"), (), 80),
+    ("scatter_rows.cu", ("scatter_rows",), ("RUN=64",), 80),
+    ("scatter_sorted.cu", ("scatter_sorted", "scatter_pieces"), (), 80),
+    ("accumulate_private.cu", ("accumulate_private",), (), 80),
+]
+
+
+@pytest.fixture(scope="session")
+def nvrtc(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("nvrtc")
+    done = subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder),
+                           "nvidia-cuda-nvrtc==13.0.*"], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"NVRTC's wheel cannot be had: {done.stderr.strip().splitlines()[-1]}")
+    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
+        wheel.extractall(folder)
+    for builtins in folder.rglob("libnvrtc-builtins.so*"):
+        ctypes.CDLL(str(builtins))
+    return ctypes.CDLL(str(next(folder.rglob("libnvrtc.so.13"))))
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("source, entries, defines, least", KERNELS)
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a"])
+def test_kernels_compile(nvrtc, source, entries, defines, least, arch):
+    if int(arch[3:5]) < least:
+        pytest.skip(f"{source} is for sm_{least} on")
+    image, names = jit.compile_cubin(source, entries, arch, defines, nvrtc)
+    assert image[:4] == b"\x7fELF" and len(names) == len(entries)
+    assert all(name.encode() in image for name in names)

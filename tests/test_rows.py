@@ -1,0 +1,283 @@
+"""softmax, layer_norm, rms_norm: numerics of the torch path, autograd, torch.compile, plans, compilation."""
+
+import ctypes
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+from brakecheck.kernels import jit, rows_tuning
+from brakecheck.model import BrakecheckError
+from brakecheck.ops import catalogue
+
+torch = pytest.importorskip("torch")
+
+from brakecheck import ops  # noqa: E402
+from brakecheck.kernels import rows  # noqa: E402
+
+EPSILON = 1e-5
+
+
+def norm_reference(x, weight, bias, center):
+    x = x.double()
+    x = x - x.mean(-1, keepdim=True) if center else x
+    y = x / (x.square().mean(-1, keepdim=True) + EPSILON).sqrt()
+    y = y if weight is None else y * weight.double()
+    return y if bias is None else y + bias.double()
+
+
+def draw(*shape, dtype=torch.float32, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def relative(got, wanted):
+    return float((got.double() - wanted).norm() / wanted.norm())
+
+
+# ---- numerics ----
+
+
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-6), (torch.bfloat16, 4e-3), (torch.float16, 5e-4)])
+@pytest.mark.parametrize("shape, dim", [((7, 33), -1), ((2, 3, 64), -1), ((5, 6, 7), 1), ((4, 8), 0)])
+def test_softmax_agrees_with_float64(dtype, bound, shape, dim):
+    x = draw(*shape, dtype=dtype)
+    y = ops.softmax(x, dim)
+    assert y.dtype == dtype and y.shape == x.shape
+    assert relative(y, torch.softmax(x.double(), dim)) < bound
+
+
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-6), (torch.bfloat16, 4e-3), (torch.float16, 5e-4)])
+@pytest.mark.parametrize("n", [1, 33, 64])
+@pytest.mark.parametrize("given", ["both", "weight", "none"])
+def test_norms_agree_with_float64(dtype, bound, n, given):
+    x, weight, bias = draw(3, 5, n, dtype=dtype), draw(n, dtype=dtype, seed=1), draw(n, dtype=dtype, seed=2)
+    weight, bias = weight if given != "none" else None, bias if given == "both" else None
+    y = ops.rms_norm(x, weight, EPSILON)
+    assert y.dtype == dtype and relative(y, norm_reference(x, weight, None, False)) < bound
+    if n > 1 or given == "both":  # one element is its own mean: nothing is left of it
+        y = ops.layer_norm(x, weight, bias, EPSILON)
+        assert y.dtype == dtype and relative(y, norm_reference(x, weight, bias, True)) < bound
+
+
+@pytest.mark.parametrize("center", [True, False])
+def test_residual_is_added_first_and_returned(center):
+    x, r, weight = draw(4, 32, dtype=torch.bfloat16), draw(4, 32, dtype=torch.bfloat16, seed=3), draw(32)
+    y, total = ops.layer_norm(x, weight, None, EPSILON, r) if center else ops.rms_norm(x, weight, EPSILON, r)
+    assert torch.equal(total, x + r)
+    assert relative(y, norm_reference(x + r, weight.bfloat16(), None, center)) < 4e-3
+
+
+def test_values_around_ten_thousand_and_equal_rows():
+    x = draw(6, 257) * 0.5 + 1e4
+    assert relative(ops.layer_norm(x, eps=EPSILON), norm_reference(x, None, None, True)) < 2e-3  # the mean is a float
+    assert torch.equal(ops.softmax(torch.full((2, 4), -1e4)), torch.full((2, 4), 0.25))
+    assert torch.equal(ops.layer_norm(torch.full((2, 8), 3.0)), torch.zeros(2, 8))
+    assert ops.softmax(torch.full((1, 3), -float("inf"))).isnan().all()
+
+
+def test_empty_and_scalar_tensors():
+    assert ops.softmax(torch.empty(0, 5)).shape == (0, 5)
+    assert ops.softmax(torch.tensor(3.0)) == 1
+    assert ops.rms_norm(torch.empty(0, 5), torch.ones(5)).shape == (0, 5)
+
+
+def test_wrong_shapes_are_named():
+    with pytest.raises(BrakecheckError, match="weight has shape"):
+        ops.layer_norm(torch.zeros(2, 4), torch.ones(3))
+    with pytest.raises(BrakecheckError, match="residual has shape"):
+        ops.rms_norm(torch.zeros(2, 4), residual=torch.zeros(4))
+
+
+# ---- autograd, fake tensors, compile ----
+
+
+def test_gradients():
+    x, r = (draw(3, 6, seed=s).double().requires_grad_() for s in (0, 1))
+    weight, bias = (draw(6, seed=s).double().requires_grad_() for s in (2, 3))
+    check = torch.autograd.gradcheck
+    assert check(lambda x: ops.softmax(x, 0), (x,))
+    assert check(lambda *a: ops.layer_norm(*a), (x, weight, bias))
+    assert check(lambda x, w: ops.rms_norm(x, w), (x, weight))
+    assert check(lambda x, w, b, r: ops.layer_norm(x, w, b, residual=r), (x, weight, bias, r))
+    assert check(lambda x, r: ops.rms_norm(x, residual=r)[0], (x, r))
+
+
+def test_gradients_in_float32_agree_with_torch():
+    mine, theirs = ([draw(5, 40).requires_grad_(), draw(40, seed=1).requires_grad_(), draw(40, seed=2).requires_grad_()]
+                    for _ in range(2))
+    dy = draw(5, 40, seed=4)
+    got = torch.autograd.grad(ops.layer_norm(*mine), mine, dy)
+    wanted = torch.autograd.grad(torch.nn.functional.layer_norm(theirs[0], (40,), theirs[1], theirs[2]), theirs, dy)
+    assert all(relative(g, w.double()) < 1e-5 for g, w in zip(got, wanted))
+
+
+def test_operators_are_registered_rightly():
+    x, weight = draw(4, 16).requires_grad_(), draw(16, seed=1).requires_grad_()
+    library = torch.ops.brakecheck
+    torch.library.opcheck(library.softmax_rows.default, (x,))
+    torch.library.opcheck(library.norm_rows.default, (x, None, weight, None, EPSILON, True))
+    torch.library.opcheck(library.norm_rows.default, (x, draw(4, 16, seed=2), weight, None, EPSILON, False))
+
+
+def test_fake_tensors_have_shapes_and_no_data():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        x = torch.empty(8, 128, dtype=torch.bfloat16)
+        assert ops.softmax(x).shape == x.shape
+        y, total = ops.rms_norm(x, torch.empty(128), residual=x)
+        assert (y.dtype, total.shape) == (torch.bfloat16, x.shape)
+
+
+def test_compiles_into_one_graph():
+    def layer(x, r, weight, bias):
+        y, total = ops.layer_norm(x, weight, bias, EPSILON, r)
+        return ops.softmax(ops.rms_norm(y * 2, weight)), total
+
+    arguments = [draw(4, 24), draw(4, 24, seed=1), draw(24, seed=2), draw(24, seed=3)]
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    leaves = [a.clone().requires_grad_() for a in arguments]
+    same = [a.clone().requires_grad_() for a in arguments]
+    out, wanted = compiled(*leaves), layer(*same)
+    assert all(torch.equal(a, b) for a, b in zip(out, wanted))
+    got = torch.autograd.grad(out[0].square().sum() + out[1].sum(), leaves)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(
+        got, torch.autograd.grad(wanted[0].square().sum() + wanted[1].sum(), same)))
+
+
+def test_autocast_keeps_the_dtype_of_x():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        hidden = draw(4, 16) @ draw(16, 16, seed=1)
+        assert hidden.dtype == torch.bfloat16
+        assert ops.layer_norm(hidden, torch.ones(16), torch.zeros(16)).dtype == torch.bfloat16
+        assert ops.softmax(draw(2, 3)).dtype == torch.float32
+
+
+# ---- without a GPU, without torch ----
+
+
+def test_importing_the_package_does_not_import_torch():
+    code = "import sys, brakecheck, brakecheck.ops as o; o.catalogue(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_falls_back_with_one_warning(monkeypatch):
+    monkeypatch.setattr(rows, "_reported", [])
+    monkeypatch.setattr(rows, "_usable", lambda x: True)
+    monkeypatch.setattr(rows, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(rows, "_processors", lambda device: 132)
+    monkeypatch.setattr(rows, "_index", lambda x: 0)
+
+    def broken(*arguments):
+        raise BrakecheckError("no compiler here")
+
+    monkeypatch.setattr(rows.jit, "kernel", broken)
+    x = draw(4, 16)
+    with pytest.warns(UserWarning, match="no compiler here"):
+        assert torch.equal(rows._softmax_cuda(x), torch.softmax(x, -1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        y = rows._norm_cuda(x, None, None, None, EPSILON, True)[0]
+    assert relative(y, norm_reference(x, None, None, True)) < 1e-6
+
+
+# ---- plans ----
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+def test_every_width_has_a_plan_that_covers_it(capability):
+    most = 65536 if capability >= (9, 0) else 4096  # vectors: 262,144 float32; and what one block holds
+    for vectors in (1, 31, 128, 129, 512, 1000, 4096, 8192, 12800, 32768, 65536):
+        plans = [rows_tuning.softmax(vectors, 10**6, 132, capability),
+                 rows_tuning.norm(vectors, capability, True, True),
+                 rows_tuning.norm(vectors, capability, False, False)]
+        assert all((p is not None and p.covers >= vectors) == (vectors <= most) for p in plans)
+    assert rows_tuning.norm_backward(0, capability) is None  # a row that is no whole number of vectors
+
+
+def test_few_long_rows_are_spread_over_a_cluster():
+    assert rows_tuning.softmax(12800, 4, 132, (9, 0)).cluster == 16
+    assert rows_tuning.softmax(12800, 4096, 132, (9, 0)).cluster < 16
+    assert rows_tuning.softmax(12800, 4, 132, (8, 0)) is None
+
+
+def test_plans_stay_within_what_a_block_may_have():
+    for plans in rows_tuning.ALL:
+        assert [p.covers for p in plans] == sorted(p.covers for p in plans)
+        for plan in plans:
+            assert plan.team_threads * plan.teams <= 1024 and plan.cluster * plan.group <= 16
+            widest = plan.covers * 8
+            backward = plans in (rows_tuning.NORM_BACKWARD, rows_tuning.OLD_NORM_BACKWARD)
+            softmax = plans in (rows_tuning.SOFTMAX, rows_tuning.SOFTMAX_BACKWARD)
+            streams = 2 if backward or plans == rows_tuning.SOFTMAX_BACKWARD else 1
+            kept = 1 if backward else 0 if softmax else 2
+            assert plan.shared_bytes(widest, 2, streams, kept, backward) <= 227 * 1024
+
+
+# ---- compilation ----
+
+
+@pytest.fixture(scope="module")
+def nvrtc(tmp_path_factory):
+    """NVRTC 13.0 from its wheel."""
+    folder = tmp_path_factory.mktemp("nvrtc")
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder)]
+    done = subprocess.run([*command, "nvidia-cuda-nvrtc==13.0.*"], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"the NVRTC wheel is not to be had: {done.stderr.strip().splitlines()[-1:]}")
+    for builtins in folder.rglob("libnvrtc-builtins.so.*"):
+        ctypes.CDLL(str(builtins))
+    return ctypes.CDLL(str(next(folder.rglob("libnvrtc.so.13"))))
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("element", ["bf16", "fp32"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a"])
+def test_compiles_for(arch, element, nvrtc):
+    capability = (9, 0) if arch == "sm_90a" else (8, 0)
+    softmax = [f"softmax_rows<{rows_tuning.softmax(v, 10**6, 132, capability).arguments()}>" for v in (128, 4096)]
+    norms = [f"norm_rows<1,0,{rows_tuning.norm(4096, capability, True, False).arguments()}>",
+             f"norm_rows_backward<1,{rows_tuning.norm_backward(512, capability).arguments(True)}>", "norm_any<0,1>"]
+    for source, expressions in (("rows_softmax.cu", [*softmax, "softmax_any"]), ("rows_norm.cu", norms)):
+        image, names = jit.compile_cubin(source, expressions, arch, [f"ELEMENT={element}"], nvrtc)
+        assert image[:4] == b"\x7fELF" and len(set(names)) == len(expressions)
+        assert all(name.encode() in image for name in names)
+
+
+def test_a_compiler_error_is_shown(nvrtc_stub):
+    with pytest.raises(BrakecheckError, match="no such thing"):
+        jit.compile_cubin("rows_softmax.cu", ["softmax_any"], "sm_90a", (), nvrtc_stub)
+
+
+@pytest.fixture
+def nvrtc_stub():
+    """An NVRTC that creates programs and fails to compile them."""
+
+    class Stub:
+        def __getattr__(self, name):
+            return lambda *arguments: 0
+
+        def nvrtcCreateProgram(self, program, *rest):
+            program._obj.value = 1
+            return 0
+
+        def nvrtcCompileProgram(self, *arguments):
+            return 6
+
+        def nvrtcGetProgramLogSize(self, program, size):
+            size._obj.value = 64
+            return 0
+
+        def nvrtcGetProgramLog(self, program, log):
+            log.value = b"no such thing"
+            return 0
+
+    return Stub()
+
+
+def test_the_catalogue_runs_our_implementation():
+    for name, function in (("softmax", "softmax"), ("layernorm", "layer_norm"), ("rmsnorm", "rms_norm")):
+        operator = catalogue()[name]
+        assert {"ours", "torch"} <= set(operator.implementations) and callable(getattr(ops, function))
+        assert {"rows", "rows-warp"} <= {k.name for k in operator.kernels}
