@@ -1,0 +1,133 @@
+"""Measures a bundle where it lies: the standard library, torch, and a driver are all it needs.
+
+    python BUNDLE/run.py [--device cuda:0] [--budget 10m] [--python PATH] [--out FILE.json]
+
+The result is one JSON file that `brakecheck compare` and `brakecheck show` read. Interrupted, it keeps what it
+measured; run again, it goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+from ..model import BrakecheckError, Run, Stack, UsageError
+from ..model.codec import decode, encode
+from ..stack.environment import open_environment
+from .controller import ArmSpec, Controller, Options
+from .journal import Journal
+
+SCHEMA = "brakecheck/bundle/1"
+HERE = "env:this"  # the Python that runs the bundle
+# Student's t at 97.5 % for 1 to 30 degrees of freedom (any table of it), as scipy may not be here.
+T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+        2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)
+
+
+def is_bundle(folder: str) -> bool:
+    """Whether this is the folder of a bundle."""
+    return bool(read_manifest(Path(folder), must=False))
+
+
+def read_manifest(folder: Path, must: bool = True) -> Dict[str, Any]:
+    try:
+        data = json.loads((folder / "manifest.json").read_text())
+        if data.get("schema") == SCHEMA:
+            return dict(data)
+    except (OSError, ValueError, AttributeError):
+        pass
+    if must:
+        raise UsageError("this is no bundle", str(folder), "make one: brakecheck bundle SPEC SPEC -o FOLDER")
+    return {}
+
+
+def enough(margin: float, least: int = 4) -> Any:
+    """The stopping rule without scipy: half width of the untrimmed interval at most half the margin, or a tenth of the
+    change. The verdict, which is made elsewhere, trims; this only decides when to stop."""
+    def rule(base: Sequence[float], candidate: Sequence[float]) -> bool:
+        logs = [math.log(b / a) for a, b in zip(base, candidate)]
+        if len(logs) < least:
+            return False
+        half = T975[min(len(logs), len(T975)) - 2] * statistics.stdev(logs) / math.sqrt(len(logs))
+        return half <= max(margin / 2, abs(statistics.mean(logs)) / 10)
+
+    return rule
+
+
+def measure_bundle(folder: Path, device: str, budget: float, python: Optional[str] = None,
+                   progress: Any = lambda _: None, command: Sequence[str] = ()) -> Run:
+    """The run of a bundle's arms, resumed from its journal when there is one. python: of the arms that name none."""
+    manifest = read_manifest(folder)
+    if not device.startswith("cuda") and any(arm.get("cubins") for arm in manifest["arms"]):
+        raise UsageError("this bundle holds CUDA kernels, which cannot run on the CPU", f"--device {device}",
+                         "give --device cuda:0")
+    here = f"env:{python or sys.executable}"
+    arms: List[ArmSpec] = []
+    for told in manifest["arms"]:
+        environment = open_environment(here if told["spec"] == HERE or told.get("cubins") else told["spec"])
+        cubins = str((folder / told["cubins"]).resolve()) if told.get("cubins") else None
+        toolchain = decode(Stack, told["toolchain"]) if told.get("toolchain") else None
+        arms.append(ArmSpec(told["name"], environment, told["implementation"], cubins=cubins, toolchain=toolchain))
+    chosen = manifest["options"]
+    options = Options(device=device, operators=tuple(chosen["operators"]), cases=chosen["cases"], seed=chosen["seed"],
+                      ops=tuple(str(folder / f) for f in chosen["ops"]), budget=budget, plan=chosen["plan"])
+    journal = folder / f"journal-{device.replace(':', '')}.jsonl"
+    run = Controller(arms, options, enough(manifest["margin"]), Journal(journal), progress).run(command)
+    if run.complete:
+        journal.unlink()
+    return replace(run, static=manifest.get("static"))
+
+
+def write_run(run: Run, file: Path) -> Path:
+    """One JSON file, written under another name and renamed."""
+    fresh = file.with_name(f".{file.name}.new")
+    fresh.write_text(json.dumps(encode(run)))
+    fresh.replace(file)
+    return file
+
+
+def seconds_of(text: str) -> float:
+    """"90", "90s", "10m", "1h" in seconds."""
+    unit = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:].lower())
+    try:
+        value = float(text[:-1] if unit else text) * (unit or 1.0)
+    except ValueError:
+        value = 0.0
+    if value <= 0:
+        raise UsageError(f"{text!r} is not a time", "--budget", "write 90s, 10m or 1h")
+    return value
+
+
+def main(folder: Path, arguments: Optional[Sequence[str]] = None) -> int:
+    """`python BUNDLE/run.py`. Exit status: 0 measured, 1 incomplete, 64 and up errors."""
+    parser = argparse.ArgumentParser(prog="run.py", description="Measure this bundle; needs a Python with torch.")
+    parser.add_argument("--device", default="cuda:0", help="cuda:0 (default), cpu")
+    parser.add_argument("--budget", default="10m", help="90s, 10m, 1h")
+    parser.add_argument("--python", help="Python with torch that the arms run in (default: this one)")
+    parser.add_argument("--out", type=Path, help="result (default: run-ID.json in this folder)")
+    given = parser.parse_args(arguments)
+
+    def show(event: Dict[str, Any]) -> None:
+        print(f"pair {event['pair'] + 1}  {event['arm']:<10} {event['operator']} {event['case']}  {event['active']} "
+              f"cases open, {max(0, int(event['left']))} s left" + ("" if event["ok"] else "  FAILED"), file=sys.stderr)
+
+    try:
+        run = measure_bundle(folder, given.device, seconds_of(given.budget), given.python, show, sys.argv)
+        if given.out and not given.out.parent.is_dir():
+            raise UsageError("there is no such folder", str(given.out.parent), "make it first")
+        file = write_run(run, given.out or folder / f"run-{run.id}.json")
+    except BrakecheckError as problem:
+        print(f"brakecheck: {problem}", file=sys.stderr)
+        return problem.exit_code
+    except KeyboardInterrupt:
+        print("brakecheck: interrupted before anything was measured", file=sys.stderr)
+        return 130
+    print(f"{file}\nbring it back and compare: brakecheck compare {file.name}"
+          + ("" if run.complete else "\nincomplete: run this again to go on"))
+    return 0 if run.complete else 1

@@ -1,0 +1,326 @@
+"""The controller: visits of fresh worker processes in ABBA order until every case is precise enough or the budget ends.
+
+Which case needs more is not decided here (verdict/ sits above): `enough(base medians, candidate medians)` is given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import random
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from ..model import Arm, Component, Run, Stack, UnavailableError, UsageError
+from ..stack.environment import Environment, check_overlays
+from . import journal as journals
+from .journal import Journal
+from .process import WorkerLost, WorkerProcess
+
+Enough = Callable[[Sequence[float], Sequence[float]], bool]
+Case = tuple[str, str]
+AT_ONCE = ("missing", "unusable")  # failures that a second try cannot change
+
+
+class DeviceUnusable(UnavailableError):
+    """A stack that cannot use the device at all, and would have gone on with the CPU (F28): withholds the verdict."""
+
+
+@dataclass(frozen=True)
+class ArmSpec:
+    """One arm to measure. inject: share of extra work in each timed window (for power tests; 0 otherwise).
+
+    cubins: manifest of the kernels that a toolchain made (worker/cubins.py), launched in this environment; toolchain:
+    the stack that they come from."""
+
+    name: str
+    environment: Environment
+    implementation: str = "torch"
+    inject: float = 0.0
+    cubins: str | None = None
+    toolchain: Stack | None = None
+
+    @property
+    def spec(self) -> str:
+        return self.toolchain.spec if self.toolchain else self.environment.spec
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure and how long. device: cpu, cuda:0. operators: names; empty means all. cases: a glob pattern.
+
+    budget: seconds in all. max_pairs: most pairs a case gets. limit: seconds a visit of one case may take before it
+    counts as hung. threads: of a CPU worker (one: two threads that share a busy machine time each other).
+    settle, shuffle: off only to show what they are good for. shard: (i, n): every n-th case from the i-th on.
+    plan: fields of worker/timers.py's Plan."""
+
+    device: str = "cpu"
+    operators: tuple[str, ...] = ()
+    cases: str = "*"
+    ops: tuple[str, ...] = ()
+    seed: int = 0
+    budget: float = 600.0
+    max_pairs: int = 40
+    limit: float = 120.0
+    threads: int | None = 1
+    settle: bool = True
+    shuffle: bool = True
+    checks: bool = True
+    shard: tuple[int, int] = (0, 1)
+    plan: dict[str, Any] = field(default_factory=dict)
+
+
+class Controller:
+    """Measures `arms` (one, or two to compare) over the cases. `journal` may hold an earlier part of the same run."""
+
+    def __init__(self, arms: Sequence[ArmSpec], options: Options, enough: Enough, journal: Journal | None = None,
+                 progress: Callable[[dict[str, Any]], None] = lambda _: None) -> None:
+        self.arms, self.options, self.enough, self.progress = list(arms), options, enough, progress
+        self.journal = journal or Journal(None)
+        self.begin = time.monotonic()
+        self.seconds = {"measuring": 0.0, "starting": 0.0}
+        self.hello = {"device": options.device, "ops": [str(Path(o).resolve()) for o in options.ops],
+                      "threads": options.threads if options.device == "cpu" else None}
+        self.active: list[Case] = []
+        self.stopped = False  # set from another thread: stop as if interrupted
+        self.step = 2 if len(self.arms) == 2 else 1  # pairs of a round: a quadruple, or one visit of a single arm
+        self.calls = {(e["operator"], e["case"]): e["result"]["calls"] for e in reversed(self.journal.of("visit"))
+                      if e["ok"]}
+        self.workers: list[WorkerProcess] = []
+
+    # ---- the run ----------------------------------------------------------------------------------------------------
+    def run(self, command: Sequence[str] = ()) -> Run:
+        """Measures until done; Ctrl-C ends it and what was measured is returned, marked incomplete."""
+        complete = False
+        try:
+            self._prepare()
+            complete = self._measure()
+        except KeyboardInterrupt:
+            self.journal.add({"event": "interrupted"})
+        finally:
+            for worker in self.workers:
+                worker.kill()
+        return self._assemble(complete, command)
+
+    def _prepare(self) -> None:
+        """Asks each stack what it is and which cases it has (once in a run, also when it is resumed)."""
+        header = {"arms": [[a.spec, a.implementation, a.inject] for a in self.arms],
+                  "options": {k: v for k, v in asdict(self.options).items() if k not in ("budget", "max_pairs")}}
+        known = self.journal.of("start")
+        if known:
+            earlier = {k: known[0][k] for k in header}
+            if earlier != _plain(header):
+                differing = [k for k in header if earlier[k] != _plain(header)[k]]
+                raise UsageError(f"this run was started with other {' and '.join(differing)}", "--resume",
+                                 "repeat the command it was started with, or start a new run")
+        else:
+            self.journal.add({"event": "start", "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                              **_plain(header)})
+            workers = [self._worker(a) for a in range(len(self.arms))]
+            for index, (arm, worker) in enumerate(zip(self.arms, workers)):
+                self._introduce(index, arm, worker)
+                worker.close()
+        catalogues = [e["cases"] for e in self.journal.of("stack")]
+        self.active = self._choose(catalogues)
+
+    def _introduce(self, index: int, arm: ArmSpec, worker: WorkerProcess) -> None:
+        begin = time.monotonic()
+        try:
+            packages = [name.replace("-", "_") for name, _, _ in arm.environment.proofs]
+            questions = ({"do": "fingerprint", "packages": packages}, {"do": "cases"})
+            answers = [worker.ask(question, 300.0) for question in questions]
+        except WorkerLost as lost:
+            raise UnavailableError(f"the worker of {arm.name} cannot be used: {lost.message}", arm.environment.spec,
+                                   "run its Python by hand and import torch") from lost
+        for answer in answers:
+            if not answer["ok"]:
+                kind = DeviceUnusable if answer["state"] == "unusable" else UnavailableError
+                raise kind(f"{arm.name} cannot be measured on {self.options.device}: {answer['message']}",
+                                       arm.spec, "choose another --device, or repair this stack")
+        fingerprint, cases = (a["result"] for a in answers)
+        check_overlays(arm.environment, fingerprint)
+        self.journal.add({"event": "stack", "arm": index, "fingerprint": fingerprint, "cases": cases})
+        self.seconds["starting"] += time.monotonic() - begin
+
+    def _choose(self, catalogues: list[dict[str, Any]]) -> list[Case]:
+        """Cases that any arm has and the options ask for."""
+        merged: dict[Case, None] = {}
+        for catalogue, arm in zip(catalogues, self.arms):
+            for operator, entry in catalogue.items():
+                if self.options.operators and operator not in self.options.operators:
+                    continue
+                if not self.options.operators and arm.implementation not in entry["implementations"]:
+                    continue
+                for case in entry["cases"]:
+                    if any(fnmatch.fnmatch(name, self.options.cases) for name in (case, f"{operator} {case}")):
+                        merged[(operator, case)] = None
+        if not merged:
+            have = ", ".join(sorted({o for c in catalogues for o in c}))
+            raise UsageError("no case is left to measure", "--operators, --cases",
+                             f"choose among: {have or 'no operators'}")
+        mine, of = self.options.shard
+        return list(merged)[mine::of]
+
+    # ---- the schedule -----------------------------------------------------------------------------------------------
+    def _measure(self) -> bool:
+        """Quadruples of visits until no case needs more. True when that was reached before the budget ended."""
+        done_pairs = max((e["pairs"] for e in self.journal.of("round")), default=0)
+        if done_pairs:
+            self._retire_cases()
+        waiting: list[tuple[int, int, WorkerProcess]] = []
+        ahead = self.options.device != "cpu"  # a worker that starts on the CPU disturbs one that measures there
+        while self.active and done_pairs < self.options.max_pairs:
+            if done_pairs >= 2 and self._left() <= 0:
+                return False
+            visits = waiting or self._start(done_pairs)
+            waiting = []
+            if ahead and done_pairs + self.step < self.options.max_pairs:
+                waiting = self._start(done_pairs + self.step)
+            self._await([w for _, _, w in visits], "hello")
+            for arm, pair, worker in visits:
+                if pair > 1 and self._left() <= 0:
+                    return False
+                self._await([worker], "ready")
+                self._visit(arm, pair, worker)
+            done_pairs += self.step
+            self.journal.add({"event": "round", "pairs": done_pairs})
+            self._retire_cases()
+        return not self.active
+
+    def _left(self) -> float:
+        return self.options.budget - (time.monotonic() - self.begin)
+
+    def _order(self, first_pair: int) -> list[tuple[int, int]]:
+        """(arm, pair) of a round's visits: ABBA or BAAB by the seed, so that a drift straight in time cancels."""
+        if len(self.arms) == 1:
+            return [(0, first_pair)]
+        a = random.Random(f"{self.options.seed} order {first_pair}").randrange(2)
+        return [(a, first_pair), (1 - a, first_pair), (1 - a, first_pair + 1), (a, first_pair + 1)]
+
+    def _start(self, first_pair: int) -> list[tuple[int, int, WorkerProcess]]:
+        visits = []
+        for arm, pair in self._order(first_pair):
+            worker = self._worker(arm)
+            visits.append((arm, pair, worker))
+        return visits
+
+    def _worker(self, arm: int) -> WorkerProcess:
+        spec = self.arms[arm]
+        hello = {**self.hello, "cubins": spec.cubins} if spec.cubins else self.hello
+        worker = WorkerProcess(spec.environment, hello)
+        self.workers.append(worker)
+        return worker
+
+    def _await(self, workers: list[WorkerProcess], what: str) -> None:
+        """Waits for imports ("hello") or for the device's context ("ready"), which is not measuring."""
+        begin = time.monotonic()
+        for worker in workers:
+            with contextlib.suppress(WorkerLost):  # shows again, with its reason, at the first question
+                if what == "hello":
+                    worker.greet()
+                else:
+                    worker.ask({"do": what}, self.options.limit)
+        self.seconds["starting"] += time.monotonic() - begin
+
+    def _visit(self, arm: int, pair: int, worker: WorkerProcess) -> None:
+        """One process measures every active case once; a worker that is lost is replaced for the cases after."""
+        cases = list(self.active)
+        if self.options.shuffle:  # the same order in both visits of a pair: what ran before is then equal too
+            random.Random(f"{self.options.seed} cases {pair}").shuffle(cases)
+        done = {(e["operator"], e["case"]) for e in self.journal.of("visit") if (e["arm"], e["pair"]) == (arm, pair)}
+        for operator, case in cases:
+            if (operator, case) in done:
+                continue
+            if self.stopped:
+                raise KeyboardInterrupt
+            begin = time.monotonic()
+            try:
+                answer = worker.ask(self._request(arm, pair, operator, case), self.options.limit)
+            except WorkerLost as lost:
+                answer = {"ok": False, "state": lost.state, "message": lost.message}
+                worker = self._worker(arm)
+            seconds = time.monotonic() - begin
+            self.seconds["measuring"] += seconds
+            event = {"event": "visit", "arm": arm, "pair": pair, "position": len(self.journal.events),
+                     "operator": operator, "case": case, "seconds": seconds, "device": self.options.device,
+                     **{k: v for k, v in answer.items() if k != "id"}}
+            self.journal.add(event)
+            if answer["ok"]:
+                self.calls.setdefault((operator, case), answer["result"]["calls"])
+            self.progress({"arm": self.arms[arm].name, "pair": pair, "operator": operator, "case": case,
+                           "ok": answer["ok"], "active": len(self.active), "left": self._left()})
+        worker.close()
+        self.workers.remove(worker)
+
+    def _request(self, arm: int, pair: int, operator: str, case: str) -> dict[str, Any]:
+        spec = self.arms[arm]
+        plan: dict[str, Any] = {**self.options.plan, "inject": spec.inject}
+        injected = [a.inject for a in self.arms if a.inject > 0]
+        if injected:  # the other arm gets windows of the same length
+            plan["granularity"] = max(plan.get("granularity", 1), *(int(1 / i + 0.999) for i in injected))
+        if (operator, case) in self.calls:  # chosen by the first visit: both arms then time the same windows
+            plan["calls"] = self.calls[(operator, case)]
+        return {"do": "measure", "operator": operator, "case": case, "implementation": spec.implementation,
+                "seed": self.options.seed, "settle": self.options.settle, "plan": plan,
+                "checks": self.options.checks and pair == 0}
+
+    def _retire_cases(self) -> None:
+        """Drops the cases that are precise enough, and those that an arm cannot run."""
+        medians: dict[tuple[int, Case], dict[int, float]] = {}
+        failures: dict[tuple[int, Case], list[str]] = {}
+        for e in self.journal.of("visit"):
+            where = (e["arm"], (e["operator"], e["case"]))
+            if e["ok"]:
+                us = sorted(e["result"]["us"])
+                medians.setdefault(where, {})[e["pair"]] = (us[(len(us) - 1) // 2] + us[len(us) // 2]) / 2
+            else:
+                failures.setdefault(where, []).append(e["state"])
+        keep = []
+        for case in self.active:
+            failed = any(len(f) > 1 or f[0] in AT_ONCE for f in
+                         (failures.get((arm, case), []) for arm in range(len(self.arms))) if f)
+            sides = [medians.get((arm, case), {}) for arm in range(len(self.arms))]
+            pairs = sorted(set(sides[0]).intersection(*sides[1:]))
+            enough = self.enough([sides[0][p] for p in pairs], [sides[-1][p] for p in pairs])
+            if not failed and not enough:
+                keep.append(case)
+        self.active = keep
+
+    # ---- the result -------------------------------------------------------------------------------------------------
+    def _assemble(self, complete: bool, command: Sequence[str]) -> Run:
+        stacks = self.journal.of("stack")
+        if not stacks:
+            raise KeyboardInterrupt  # nothing was measured yet
+        created = self.journal.of("start")[0]["created"]
+        device = stacks[0]["fingerprint"]["device"]
+        arms = tuple(_arm(a, s["fingerprint"]) for a, s in zip(self.arms, stacks))
+        found = journals.measurements(self.journal.events, [a.name for a in self.arms], device["arch"])
+        warnings = tuple(f"{a.name}: {w}" for a, s in zip(self.arms, stacks)
+                         for w in s["fingerprint"].get("warnings", ()))
+        timing = {"wall": time.monotonic() - self.begin, **self.seconds}
+        stamp = created[:19].replace("-", "").replace(":", "").replace("T", "-")
+        unique = secrets.token_hex(4)  # several writers may start in the same second, with equal options
+        return Run(f"{stamp}-{unique}", created, arms, device, found, _plain(asdict(self.options)), tuple(command),
+                   warnings, complete, timing)
+
+
+def _arm(spec: ArmSpec, fingerprint: dict[str, Any]) -> Arm:
+    components = tuple(Component(c["name"], c.get("version", ""), c.get("path"), c.get("sha256"))
+                       for c in fingerprint["components"])
+    made = spec.toolchain or Stack(spec.environment.spec, spec.environment.name)
+    own = {c.name for c in made.components}  # of a toolchain, which may not be what this environment has installed
+    return Arm(spec.name, replace(made, components=(*made.components, *(c for c in components if c.name not in own)),
+                                  environment=fingerprint["environment"]), spec.implementation)
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back, so that it can be compared with what a journal holds."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
+

@@ -1,0 +1,287 @@
+"""Timers: device time of CUDA-graph replay, eager device and wall time, kernel sum of the profiler, CPU clocks.
+
+All of them call the implementation over a rotation of input buffers that together exceed the last-level cache several
+times over: the cache is cold because the next buffer was not in it, so nothing has to be flushed inside the window.
+Times are microseconds per call. An injected slow-down adds whole extra calls inside the timed window.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+from .device import Device
+
+COLD = 4          # rotation holds this many times the last-level cache
+MOST_BUFFERS = 64
+LONG = 5          # visits that take this many times their time are content with three samples
+KEEP = 1 << 30    # outputs of one captured graph that may stay alive, bytes
+ROUND_US = 20_000.0  # most time that a sample may take only to go once through all buffers
+BURST_SHARE = 0.2  # busy share of a burst duty cycle: a power cap averages over tens of milliseconds
+
+
+@dataclass
+class Rotation:
+    """Buffers of equal content in distinct memory. `call(i)` runs the implementation on the i-th of them, round and
+    round."""
+
+    function: Callable[..., Dict[str, Any]]
+    case: Any
+    buffers: List[Dict[str, Any]]
+    bytes_each: int
+
+    def call(self, i: int) -> Dict[str, Any]:
+        return self.function(self.case, **self.buffers[i % len(self.buffers)])
+
+
+@dataclass
+class Sampled:
+    """timer, mode: part of the measurement's key. us: per call, one a sample. clocks: SM MHz after each sample."""
+
+    timer: str
+    mode: str
+    calls: int
+    extra: int = 0
+    us: List[float] = field(default_factory=list)
+    clocks: List[int] = field(default_factory=list)
+    note: Optional[str] = None
+
+
+@dataclass
+class Plan:
+    """How much to sample. calls: fixed by the controller after the first visit, so that both arms do the same.
+
+    inject: extra work as a share (0.03): whole extra calls, so `calls` is raised to hold at least one of them.
+    granularity: least calls a sample, which gives an uninjected arm the same windows as its injected partner.
+    clock: of a CPU visit: steady (wall time), or cpu-time (of the process), which a busy shared machine disturbs less
+    but which does not see waiting."""
+
+    sample_us: float = 2000.0
+    visit_us: float = 200_000.0
+    min_samples: int = 7
+    max_samples: int = 50
+    duty: str = "burst"
+    calls: Optional[int] = None
+    inject: float = 0.0
+    granularity: int = 1
+    clock: str = "steady"
+
+    def choose_calls(self, estimate_us: float, buffers: int = 1) -> int:
+        """Calls of one sample; at least one round through `buffers` unless that would take longer than ROUND_US."""
+        if self.calls is None:
+            estimate_us = max(estimate_us, 0.01)
+            enough = max(self.granularity, math.ceil(self.sample_us / estimate_us))
+            enough = max(enough, math.ceil(1 / self.inject) if self.inject else 1)
+            self.calls = min(20_000, max(enough, min(buffers, math.ceil(ROUND_US / estimate_us))))
+        return self.calls
+
+
+def tensors_of(value: Any) -> Iterator[Any]:
+    """All tensors in a nest of dicts, lists and tuples."""
+    if hasattr(value, "element_size") and hasattr(value, "stride"):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_of(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_of(item)
+
+
+def bytes_of(value: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors_of(value))
+
+
+def rotation_size(bytes_each: int, cache: int, free: int) -> int:
+    """Buffers that exceed the cache COLD times, at most MOST_BUFFERS and a third of the free memory; at least 1."""
+    want = math.ceil(COLD * cache / max(bytes_each, 1)) + 1
+    fits = max(1, free // 3 // max(bytes_each, 1))
+    return max(1, min(want, fits, MOST_BUFFERS))
+
+
+def cache_policy(rotation: Rotation, cache: int) -> str:
+    """cold: the rotation exceeds twice the cache. warm: the case is so small (or so large) that it cannot."""
+    return "cold" if rotation.bytes_each * len(rotation.buffers) >= 2 * cache else "warm"
+
+
+def order_of(calls: int, inject: float) -> Tuple[List[int], int]:
+    """Which buffer each call of a window uses, with `inject` x calls extra ones spread evenly through it."""
+    extra = round(calls * inject)
+    order: List[int] = []
+    done = 0
+    for i in range(calls):
+        order.append(i)
+        while done < extra and (done + 1) * calls <= (i + 1) * extra:
+            order.append(i + calls // 2)
+            done += 1
+    return order, extra
+
+
+def _rest(device: Device, plan: Plan, busy: float) -> None:
+    """Keeps the duty cycle: a burst rests after each sample, sustained load does not."""
+    if device.cuda and plan.duty == "burst":
+        time.sleep(min(0.05, busy * (1 / BURST_SHARE - 1)))
+
+
+def _sample(device: Device, plan: Plan, sampled: Sampled, window: Callable[[], float]) -> Sampled:
+    """Repeats `window` (runs one sample, returns its microseconds) until the visit's share of time is used."""
+    start = time.perf_counter()
+    gc.disable()
+    try:
+        while len(sampled.us) < plan.max_samples:
+            took = window()
+            sampled.us.append(took / sampled.calls)
+            clock = device.clock()
+            if clock is not None:
+                sampled.clocks.append(clock)
+            _rest(device, plan, took / 1e6)
+            used = (time.perf_counter() - start) * 1e6
+            if used > plan.visit_us and len(sampled.us) >= (plan.min_samples if used < LONG * plan.visit_us else 3):
+                break
+    finally:
+        gc.enable()
+    return sampled
+
+
+def estimate_us(device: Device, rotation: Rotation) -> float:
+    """Rough wall time of a call after warming up, to size the windows."""
+    for i in range(2):
+        rotation.call(i)
+    device.sync()
+    count = 1
+    while True:
+        begin = time.perf_counter()
+        for i in range(count):
+            rotation.call(i)
+        device.sync()
+        took = time.perf_counter() - begin
+        if took > 0.002 or count >= 256:
+            return took / count * 1e6
+        count *= 4
+
+
+def warm_up(device: Device, rotation: Rotation, seconds: float) -> None:
+    """Sustained duty cycle: load until clocks have fallen to what the power cap allows."""
+    begin, i = time.perf_counter(), 0
+    while time.perf_counter() - begin < seconds:
+        for _ in range(8):
+            rotation.call(i)
+            i += 1
+        device.sync()
+
+
+# ---- CPU -------------------------------------------------------------------------------------------------------------
+def cpu_samples(device: Device, rotation: Rotation, plan: Plan) -> Sampled:
+    calls = plan.choose_calls(estimate_us(device, rotation))
+    order, extra = order_of(calls, plan.inject)
+    offset = 0
+    now = time.process_time_ns if plan.clock == "cpu-time" else time.perf_counter_ns
+
+    def window() -> float:
+        nonlocal offset
+        offset += calls  # go on where the last window stopped, so that short windows too see every buffer in turn
+        begin = now()
+        for i in order:
+            rotation.call(offset + i)
+        return (now() - begin) / 1000
+
+    timer = "cpu-time" if plan.clock == "cpu-time" else "steady-clock"
+    return _sample(device, plan, Sampled(timer, "eager", calls, extra), window)
+
+
+# ---- CUDA ------------------------------------------------------------------------------------------------------------
+def graph_samples(device: Device, rotation: Rotation, plan: Plan) -> Tuple[Sampled, Any]:
+    """Device time of replaying one graph of `calls` calls, by events. Also returns the outputs of the last call that
+    was captured, to be checked against eager ones. Raises what the capture raises."""
+    torch = device.torch
+    stream = torch.cuda.Stream(device.index)
+    stream.wait_stream(torch.cuda.current_stream(device.index))
+    with torch.cuda.stream(stream):
+        for i in range(3):
+            outputs = rotation.call(i)
+    device.sync()
+    calls = plan.choose_calls(estimate_us(device, rotation), len(rotation.buffers))
+    del rotation.buffers[calls:]  # a graph repeats its calls: buffers beyond them would count as cold and never be used
+    order, extra = order_of(calls, plan.inject)
+    keep_every = bytes_of(outputs) * len(order) <= KEEP
+    kept: List[Any] = []
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for i in order:
+            outputs = rotation.call(i)
+            if keep_every:
+                kept.append(outputs)  # distinct memory for each call's outputs: they rotate too
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+    def window() -> float:
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) * 1000
+
+    window()
+    sampled = _sample(device, plan, Sampled("cuda-graph", "graph", calls, extra), window)
+    return sampled, outputs
+
+
+def event_samples(device: Device, rotation: Rotation, plan: Plan) -> Sampled:
+    """Device time of eager calls between two events, for what cannot be captured. It includes gaps where the host is
+    too slow to keep the stream filled: mode "eager" is never compared with mode "graph"."""
+    torch = device.torch
+    calls = plan.choose_calls(estimate_us(device, rotation), len(rotation.buffers))
+    del rotation.buffers[calls:]
+    order, extra = order_of(calls, plan.inject)
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+    def window() -> float:
+        begin.record()
+        for i in order:
+            rotation.call(i)
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) * 1000
+
+    return _sample(device, plan, Sampled("cuda-events", "eager", calls, extra), window)
+
+
+def wall_samples(device: Device, rotation: Rotation, plan: Plan, count: int = 5) -> List[float]:
+    """Wall time of eager calls, host included, with one synchronisation at the end of each window."""
+    calls = max(1, min(plan.calls or 1, 200))
+    order, _ = order_of(calls, plan.inject if calls * plan.inject >= 1 else 0.0)
+    out = []
+    for _ in range(count):
+        device.sync()
+        begin = time.perf_counter_ns()
+        for i in order:
+            rotation.call(i)
+        device.sync()
+        took = (time.perf_counter_ns() - begin) / 1000
+        out.append(took / calls)
+        _rest(device, plan, took / 1e6)
+    return out
+
+
+def kernel_sum(device: Device, rotation: Rotation, calls: int = 3) -> Optional[Dict[str, Any]]:
+    """Sum of the kernels' durations of a call by torch's profiler, and their names: {"us", "kernels"}. None where the
+    profiler sees no device (CPU, or CUPTI refused)."""
+    if not device.cuda:
+        return None
+    from torch.profiler import ProfilerActivity, profile
+
+    device.sync()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
+        for i in range(calls):
+            rotation.call(i)
+        device.sync()
+    total, names = 0.0, {}  # type: float, Dict[str, int]
+    for event in recorded.events():
+        if "CUDA" in str(getattr(event, "device_type", "")) and not getattr(event, "is_user_annotation", False):
+            total += float(event.time_range.elapsed_us())
+            names[event.name] = names.get(event.name, 0) + 1
+    if not names:
+        return None
+    return {"us": total / calls, "kernels": {name: count / calls for name, count in sorted(names.items())}}

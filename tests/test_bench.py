@@ -1,0 +1,245 @@
+"""The controller: ABBA order, stopping, failures, resuming; the store; and one comparison with real workers."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from brakecheck import measuring
+from brakecheck.bench import store
+from brakecheck.bench.controller import ArmSpec, Controller, Options
+from brakecheck.bench.journal import Journal
+from brakecheck.model import BrakecheckError, State, UsageError, Verdict
+from brakecheck.stack.environment import Environment, open_environment, read_stack, stack_names
+from brakecheck.verdict.measured_verdict import compare_runs
+from brakecheck.verdict.policy import MeasuredRules
+
+FAKE = str(Path(__file__).parent / "measure" / "fake_worker.py")
+OPS = str(Path(__file__).parent / "measure" / "my_ops.py")
+ENOUGH = measuring.enough_for(MeasuredRules())
+
+
+def fake(folder, name, *faults, level=10.0, noise=0.001, inject=0.0):
+    command = (sys.executable, "-S", FAKE, name, str(level), str(noise), *faults)
+    return ArmSpec(name, Environment(f"fake:{name}", name, command, {"FAKE_FOLDER": str(folder)}), "torch", inject)
+
+
+def controller(arms, journal=None, **options):
+    return Controller(arms, Options(**{"budget": 60.0, "max_pairs": 12, **options}), ENOUGH, journal)
+
+
+def states(run):
+    return {d.operator: d.state for d in compare_runs(run, run).deltas}
+
+
+def test_visits_are_abba_with_fresh_processes_and_equal_case_order(tmp_path):
+    found = controller([fake(tmp_path, "a"), fake(tmp_path, "b")])
+    run = found.run()
+    visits = found.journal.of("visit")
+    order = list(dict.fromkeys((v["arm"], v["pair"]) for v in visits))
+    for k in range(0, len(order), 4):
+        a = order[k][0]
+        assert [arm for arm, _ in order[k : k + 4]] == [a, 1 - a, 1 - a, a]
+        assert [pair for _, pair in order[k : k + 4]] == [k // 2, k // 2, k // 2 + 1, k // 2 + 1]
+    for pair in {v["pair"] for v in visits}:
+        sides = [[v["operator"] for v in visits if (v["arm"], v["pair"]) == (arm, pair)] for arm in (0, 1)]
+        assert sides[0] == sides[1]
+    starts = (tmp_path / "starts-a").stat().st_size
+    assert starts == 1 + len({v["pair"] for v in visits})
+    assert run.complete and set(states(run).values()) == {State.SAME}
+
+
+def test_slow_case_is_found_and_quiet_cases_stop_early(tmp_path):
+    run = controller([fake(tmp_path, "a"), fake(tmp_path, "b", "op1=slow")]).run()
+    assert states(run) == {"op0": State.SAME, "op1": State.SLOWER, "op2": State.SAME}
+    assert all(4 <= len(m.blocks) <= 8 for m in run.measurements)
+    found = compare_runs(run, run)
+    assert 0.0002 < found.environment["noise"]["floor"] < 0.01
+    assert next(d for d in found.deltas if d.operator == "op1").ratio == pytest.approx(1.2, abs=0.02)
+
+
+def test_failures_are_states_and_the_run_goes_on(tmp_path):
+    run = controller([fake(tmp_path, "a", "op2=oom"), fake(tmp_path, "b", "op0=crash", "op1=hang")], limit=0.5).run()
+    found = {d.operator: d for d in compare_runs(run, run).deltas}
+    assert (found["op0"].state, found["op0"].reason) == (State.BROKEN, "crash") and "exit status 7" in found["op0"].text
+    assert (found["op1"].state, found["op1"].reason) == (State.BROKEN, "timeout") and "0 s: killed" in found["op1"].text
+    assert (found["op2"].state, found["op2"].reason) == (State.FIXED, "oom")
+    assert compare_runs(run, run).verdict is Verdict.BRAKE and run.complete
+
+
+def test_a_failure_that_does_not_come_back_is_a_note(tmp_path):
+    run = controller([fake(tmp_path, "a"), fake(tmp_path, "b", "op0=crash-once")]).run()
+    (m,) = [m for m in run.of_arm("b") if m.operator == "op0"]
+    assert m.status == "ok" and "failed in 1 of" in m.note
+
+
+def test_budget_and_most_pairs_end_a_noisy_case_undecided(tmp_path):
+    noisy = [fake(tmp_path, "a", noise=0.1), fake(tmp_path, "b", noise=0.1)]
+    run = controller(noisy, max_pairs=4).run()
+    assert not run.complete and {len(m.blocks) for m in run.measurements} == {4}
+    assert set(states(run).values()) <= {State.UNDECIDED}
+    at_once = controller(noisy, budget=1e-9).run()
+    assert not at_once.complete and {len(m.blocks) for m in at_once.measurements} == {2}
+
+
+def test_interrupt_keeps_what_was_measured_and_resume_goes_on(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    arms = [fake(tmp_path, "a"), fake(tmp_path, "b")]
+    first = controller(arms, Journal(path))
+    seen = []
+
+    def stop(event):
+        seen.append(event)
+        if len(seen) == 8:
+            raise KeyboardInterrupt
+
+    first.progress = stop
+    run = first.run()
+    assert not run.complete and sum(len(m.blocks) for m in run.measurements) == 8
+    with path.open("a") as file:
+        file.write('{"event": "visit", "ar')  # killed while writing
+    second = controller(arms, Journal(path))
+    done = second.run()
+    visits = [(v["arm"], v["pair"], v["operator"]) for v in second.journal.of("visit")]
+    assert done.complete and len(visits) == len(set(visits)) and done.id != run.id and done.created == run.created
+    with pytest.raises(UsageError, match="other options"):
+        controller(arms, Journal(path), seed=5).run()
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], "not json", *lines[1:]]))
+    with pytest.raises(BrakecheckError, match="cannot be read"):
+        Journal(path)
+
+
+def test_pattern_and_names_choose_cases(tmp_path):
+    arms = [fake(tmp_path, "a"), fake(tmp_path, "b")]
+    assert {m.operator for m in controller(arms, operators=("op1",), max_pairs=2).run().measurements} == {"op1"}
+    assert {m.operator for m in controller(arms, cases="op2*", max_pairs=2).run().measurements} == {"op2"}
+    with pytest.raises(UsageError, match="no case is left"):
+        controller(arms, cases="nothing").run()
+
+
+def test_cases_of_several_devices_are_shared_out_and_merged(tmp_path, monkeypatch):
+    monkeypatch.setattr(measuring, "arm", lambda name, *_: fake(tmp_path, name))
+    found, run = measuring.compare_measured("a", "b", Options(device="cpu,cpu", max_pairs=8), store=str(tmp_path / "s"))
+    assert {d.operator: d.state for d in found.deltas} == dict.fromkeys(("op0", "op1", "op2"), State.SAME)
+    assert run.options["device"] == "cpu,cpu" and not list((tmp_path / "s" / ".journals").iterdir())
+    with pytest.raises(UsageError, match="nothing to resume"):
+        measuring.compare_measured("a", "b", resume=run.id, store=str(tmp_path / "s"))
+
+
+def test_one_stack_is_measured_as_often_as_asked(tmp_path, monkeypatch):
+    monkeypatch.setattr(measuring, "arm", lambda name, *_: fake(tmp_path, name))
+    run = measuring.measure("a", visits=3, store=str(tmp_path / "s"))
+    assert {len(m.blocks) for m in run.measurements} == {3} and run.complete
+
+
+def test_a_stack_without_the_device_withholds_the_verdict(tmp_path, monkeypatch):
+    monkeypatch.setattr(measuring, "arm", lambda name, *_: fake(tmp_path, name, "device=unusable"))
+    found, run = measuring.compare_measured("a", "b", store=str(tmp_path / "s"))
+    assert found.verdict is Verdict.WITHHELD and run is None and found.reasons[0].code == "fell-back"
+    assert "driver supports CUDA 12.4" in found.headline
+
+
+def test_commands_measure_list_and_show(tmp_path, monkeypatch):
+    import typer
+    from typer.testing import CliRunner
+
+    from brakecheck.cli import run as commands
+
+    monkeypatch.setattr(measuring, "arm", lambda name, *_: fake(tmp_path, name, "op2=oom"))
+    app = typer.Typer()
+    for command in (commands.run, commands.runs, commands.show):
+        app.command()(command)
+    where = ["--store", str(tmp_path / "s")]
+    ran = CliRunner().invoke(app, ["run", "env:x", "--visits", "2", *where])
+    assert ran.exit_code == 0 and "op0" in ran.output and "oom was asked" in ran.output
+    listed = json.loads(CliRunner().invoke(app, ["runs", "--json", *where]).output)
+    shown = CliRunner().invoke(app, ["show", listed[0]["id"][:15], "--json", *where])
+    assert len(json.loads(shown.output)["measurements"]) == 3
+    assert "no runs in" in CliRunner().invoke(app, ["runs", "--store", str(tmp_path / "none")]).output
+
+
+# ---- Store ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["folder", "url"])
+def test_a_run_comes_back_as_it_was(tmp_path, kind):
+    run = controller([fake(tmp_path, "a"), fake(tmp_path, "b", "op0=oom")], max_pairs=4).run(("brakecheck", "compare"))
+    where = str(tmp_path / "runs") if kind == "folder" else "memory://runs"
+    written = store.write(run, where)
+    assert store.read(written) == run and [m["id"] for m in store.listing(where)] == [run.id]
+    assert store.find(run.id[:-2], where) == written
+    with pytest.raises(BrakecheckError, match="immutable"):
+        store.write(run, where)
+    with pytest.raises(UsageError, match="there is no run"):
+        store.find("other", where)
+    if kind == "folder":
+        (tmp_path / "runs" / run.id / "blocks.parquet").write_bytes(b"")
+        with pytest.raises(BrakecheckError, match="damaged"):
+            store.read(written)
+
+
+def test_parquet_is_queried_in_place(tmp_path):
+    duckdb = pytest.importorskip("duckdb")
+    run = controller([fake(tmp_path, "a"), fake(tmp_path, "b")], max_pairs=2).run()
+    where = store.write(run, str(tmp_path / "runs"))
+    tables = f"'{where}/samples.parquet' join '{where}/measurements.parquet' using (measurement)"
+    query = f"select arm, count(*) from {tables} group by arm"
+    assert sorted(duckdb.sql(query).fetchall()) == [("a", 54), ("b", 54)]
+
+
+# ---- Specs ---------------------------------------------------------------------------------------
+def test_specs_that_cannot_be_read_say_what_to_write(tmp_path):
+    for spec in ("env:/no/such/python", "launch:", "pip:", "conda:x", "launch:docker run x+nvidia-cublas==13.5.1.27"):
+        with pytest.raises(UsageError):
+            open_environment(spec)
+    found = open_environment(f"env:{sys.executable}")
+    assert found.command == (sys.executable,) and not found.ship
+    assert open_environment("launch:docker run -i image python").command[-1] == "python"
+    file = tmp_path / "stacks.toml"
+    file.write_text(f'[stacks.old]\nspec = "env:{sys.executable}"\n[stacks.old.variables]\nNCCL_CUMEM_ENABLE = "0"\n')
+    assert stack_names(str(file)) == ["old"]
+    assert read_stack(str(file), "old").variables == {"NCCL_CUMEM_ENABLE": "0"}
+    assert measuring.arm("base", f"{file}:old").environment.name == "old"
+    for text in ("", "[stacks.x]\n", "[["):
+        file.write_text(text)
+        with pytest.raises(UsageError):
+            read_stack(str(file), "x")
+
+
+def test_words_of_the_command_line():
+    assert (
+        measuring.seconds_of("10m") == 600 and measuring.seconds_of("90") == 90 and measuring.seconds_of("1h") == 3600
+    )
+    assert measuring.implementations_of("base=torch,candidate=triton") == {"base": "torch", "candidate": "triton"}
+    assert measuring.implementations_of("triton") == {"base": "triton", "candidate": "triton"}
+    for bad in ("x=1", "base="):
+        with pytest.raises(UsageError):
+            measuring.implementations_of(bad)
+    for bad in ("", "soon", "-1m"):
+        with pytest.raises(UsageError):
+            measuring.seconds_of(bad)
+
+
+# ---- The whole of it, with real workers ----------------------------------------------------------
+def test_added_work_is_found_and_told_from_equal_work(tmp_path):
+    """Real processes, real torch, real extra work. Process time as the clock: this machine may be busy."""
+    spec = f"env:{sys.executable}"
+    options = Options(
+        operators=("axpy",),
+        cases="n=16384*",
+        ops=(OPS,),
+        max_pairs=4,
+        checks=True,
+        settle=False,
+        plan={"clock": "cpu-time", "visit_us": 40_000, "sample_us": 1000},
+    )
+    found, run = measuring.compare_measured(spec, spec, options, inject=4.0, store=str(tmp_path))
+    (delta,) = found.deltas
+    assert delta.state is State.SLOWER and 2 < delta.ratio < 12 and found.verdict is Verdict.BRAKE
+    assert delta.base["numerics"]["ok"] and delta.base["numerics"]["digest"] == delta.candidate["numerics"]["digest"]
+    assert store.read(store.find(run.id, str(tmp_path))) == run
+    assert run.arms[0].stack.component("pytorch") and json.dumps(found.to_json())
+    base = replace(run, id="other", measurements=run.of_arm("base"))
+    (same,) = compare_runs(base, replace(base, id="again")).deltas
+    assert same.state is not State.SLOWER

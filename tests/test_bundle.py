@@ -1,0 +1,121 @@
+"""Bundles: made here, measured where only Python is, compared here; and toolchains as arms."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from brakecheck import bundling, toolchain_arms
+from brakecheck.bench.bundle import enough, measure_bundle, read_manifest
+from brakecheck.bench.controller import Options
+from brakecheck.cli import main
+from brakecheck.model import UnavailableError, UsageError
+from brakecheck.verdict.policy import Policy
+
+FAKE = Path(__file__).parent / "measure" / "fake_worker.py"
+
+
+def cli(*arguments):
+    with pytest.raises(SystemExit) as stop:
+        main([str(a) for a in arguments])
+    return stop.value.code or 0
+
+
+def python_like(folder, name, *faults):
+    """An executable that answers as a worker does, whatever it is asked to run."""
+    path = folder / name / "bin" / "python"
+    path.parent.mkdir(parents=True)
+    path.write_text(f'#!/bin/sh\nFAKE_FOLDER="{folder}" exec "{sys.executable}" -S "{FAKE}" {name} 10.0 0.001 '
+                    f'{" ".join(faults)}\n')
+    path.chmod(0o755)
+    return path
+
+
+def test_a_bundle_is_measured_without_our_dependencies_and_compared_here(tmp_path, capsys):
+    old, new = python_like(tmp_path, "old"), python_like(tmp_path, "new", "op1=slow")
+    folder = tmp_path / "b"
+    assert cli("bundle", f"env:{old}", f"env:{new}", "-o", folder, "--implementation", "torch") == 0
+    assert "python b/run.py" in capsys.readouterr().out
+    command = [sys.executable, "-I", "-S", str(folder / "run.py"), "--device", "cpu"]  # -S: no installed packages
+    done = subprocess.run([*command, "--budget", "60s"], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    (result,) = folder.glob("run-*.json")
+    assert "brakecheck compare" in done.stdout and not list(folder.glob("journal*"))
+    assert cli("compare", result, "--json") in (1, 2)
+    data = json.loads(capsys.readouterr().out)
+    assert {d["operator"]: d["state"] for d in data["deltas"]} == {"op0": "same", "op1": "slower", "op2": "same"}
+    assert all("ratio" in d and d["base"]["blocks"] >= 4 for d in data["deltas"])
+    assert cli("show", result) == 0 and "op1" in capsys.readouterr().out
+    wrong = subprocess.run([*command, "--budget", "soon"], capture_output=True, text=True)
+    assert wrong.returncode == 64 and "not a time" in wrong.stderr and "Traceback" not in wrong.stderr
+
+
+def test_an_interrupted_bundle_goes_on(tmp_path, capsys):
+    for name in ("old", "new"):
+        python_like(tmp_path, name)
+    folder, store = tmp_path / "b", tmp_path / "store"
+    specs = [f"env:{tmp_path}/{name}" for name in ("old", "new")]
+    bundling.write_bundle(specs, folder, Options(), Policy())
+    assert cli("run", folder, "--device", "cpu", "--budget", "0.001s", "--store", store) == 0
+    assert (folder / "journal-cpu.jsonl").exists() and "incomplete" in capsys.readouterr().out
+    assert cli("run", folder, "--device", "cpu", "--budget", "60s", "--store", store, "--json") == 0
+    run = json.loads(capsys.readouterr().out)
+    assert run["complete"] and min(len(m["blocks"]) for m in run["measurements"]) >= 4
+    assert cli("compare", run["id"], "--store", store) == 0
+
+
+def test_bundles_that_cannot_be_made(tmp_path):
+    def refused(*specs, folder="new"):
+        with pytest.raises(UsageError) as caught:
+            bundling.write_bundle(specs, tmp_path / folder, Options(), Policy())
+        return str(caught.value)
+
+    (tmp_path / "there").mkdir()
+    assert "is there already" in refused("env:this", "env:this", folder="there")
+    assert "found 1" in refused("env:this") and "cannot build" in refused("env:this", "pip:torch==2.12.0")
+    assert "two toolchains or two environments" in refused("env:this", "cuda==12.9")
+    assert not (tmp_path / "new").exists() and not list(tmp_path.glob(".new*"))
+    with pytest.raises(UsageError, match="no bundle"):
+        read_manifest(tmp_path)
+    kernels = {"schema": "brakecheck/bundle/1", "arms": [{"cubins": "cubins/base/manifest.json"}]}
+    (tmp_path / "manifest.json").write_text(json.dumps(kernels))
+    with pytest.raises(UsageError, match="cannot run on the CPU"):
+        measure_bundle(tmp_path, "cpu", 1.0)
+
+
+def test_the_rule_without_scipy_stops_on_width():
+    rule = enough(0.01)
+    assert not rule([1.0] * 3, [1.0] * 3) and rule([1.0, 1.001, 1.0, 1.0], [1.0] * 4)
+    assert not rule([1.0, 1.1, 1.0, 0.9], [1.0] * 4) and rule([1.0, 1.01, 1.0, 0.99], [2.0] * 4)
+
+
+def test_toolchains_need_a_gpu_and_say_so(monkeypatch, capsys):
+    assert cli("compare", "cuda==12.9", "cuda==13.2", "--device", "cpu") == 64
+    assert "cannot run on the CPU" in capsys.readouterr().err
+    monkeypatch.setattr(toolchain_arms, "local_driver", lambda: None)
+    with pytest.raises(UnavailableError, match="cannot be asked"):
+        toolchain_arms.arch_of_device("cuda:0")
+    from brakecheck.stack.driver import Device, Driver
+
+    monkeypatch.setattr(toolchain_arms, "local_driver",
+                        lambda: Driver("580.0", None, (Device("x", "sm_89"), Device("y", "sm_90"))))
+    assert (toolchain_arms.arch_of_device("cuda:0"), toolchain_arms.arch_of_device("cuda:1")) == ("sm_89", "sm_90a")
+
+
+@pytest.mark.network
+def test_a_bundle_of_toolchains_holds_the_kernels_that_differ(tmp_path):
+    folder = tmp_path / "b"
+    made = bundling.write_bundle(["cuda==12.9", "cuda==13.2"], folder, Options(operators=("softmax",)), Policy(),
+                                 static={"operators": ["softmax"]})
+    manifest = read_manifest(folder)
+    assert made.timed == len(manifest["static"]["timed"]) >= 1
+    sides = [json.loads((folder / arm["cubins"]).read_text())["kernels"] for arm in manifest["arms"]]
+    assert [k["kernel"] for k in sides[0]] == [k["kernel"] for k in sides[1]]
+    for arm, kernels in zip(manifest["arms"], sides):
+        for kernel in kernels:
+            image = ((folder / arm["cubins"]).parent / kernel["cubin"]).read_bytes()
+            assert all(name.encode() in image for name in kernel["entries"].values())
+    assert manifest["arms"][0]["toolchain"]["name"].startswith("cuda 12.9")
+    assert str(Path(bundling.__file__).parent) not in (folder / "manifest.json").read_text()
