@@ -1,0 +1,1 @@
+int ncclAllReduce(void) { return 0; }
