@@ -1,0 +1,47 @@
+"""One answer from a run: its measured deltas, and the static ones of its toolchains where there are any."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+from ..model import Comparison, Delta, Run
+from .decide import decide
+from .measured_verdict import RANK
+from .policy import Policy
+from .several import compare_several
+
+
+def compare_run(run: Run, policy: Policy | None = None) -> Comparison:
+    """The comparison of the arms of one run."""
+    found = compare_several(run, policy)
+    return with_static(found, run.static, policy or Policy()) if run.static else found
+
+
+def with_static(measured: Comparison, static: dict[str, Any], policy: Policy) -> Comparison:
+    """Static deltas of the kernels that were not timed (equal machine code is the same without a timer) join the
+    measured ones; those of kernels that were timed become changes of their measured deltas."""
+    deltas = Comparison.from_json(static["comparison"]).deltas
+    timed = {operator: {tuple(pair) for pair in pairs} for operator, pairs in static["timed"].items()}
+    every = {pair for pairs in timed.values() for pair in pairs}
+    rest = tuple(d for d in deltas if (d.source, d.case) not in every)
+    told = tuple(_told(d, [s for s in deltas if (s.source, s.case) in timed.get(d.operator, ())])
+                 for d in measured.deltas)
+    decision = decide(list(rest), measured.arms[0], measured.arms[-1], policy)
+    coverage = dict(Counter(decision.coverage) + Counter(measured.coverage))
+    coverage = {**dict.fromkeys((*measured.coverage, *decision.coverage), 0), **coverage}
+    if not measured.deltas:  # nothing had to be timed
+        return replace(measured, verdict=decision.verdict, headline=decision.headline, reasons=decision.reasons,
+                       coverage=coverage, deltas=rest)
+    leads = decision if RANK[decision.verdict] > RANK[measured.verdict] else measured
+    return replace(measured, verdict=leads.verdict, headline=leads.headline, coverage=coverage,
+                   reasons=(*leads.reasons, *(measured if leads is decision else decision).reasons),
+                   deltas=(*told, *rest))
+
+
+def _told(delta: Delta, static: list[Delta]) -> Delta:
+    component = next((d.component for d in static if d.component), None)
+    attribution = next((d.attribution for d in static if d.component), None)
+    return replace(delta, changes=(*delta.changes, *(c for d in static for c in d.changes)),
+                   component=delta.component or component, attribution=delta.attribution or attribution)

@@ -1,0 +1,39 @@
+"""What the report says of the runs behind a comparison: where they ran, how noisy they were, clock and temperature."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+from ..model import Measurement, Run
+from .measured import noise
+
+
+def facts(base: Run, candidate: Run) -> dict[str, Any]:
+    """The environment of a comparison of two runs, or of two arms of one: only what is known (report/rows.py reads
+    it). noise_floor is a ratio - 1: what two visits of one arm differ by."""
+    one = base.id == candidate.id
+    sides = base.of_arm(base.arms[0].name), candidate.of_arm(candidate.arms[-1].name)
+    found = noise(*sides) if one else {}
+    floor = found.get("floor")
+    out: dict[str, Any] = {
+        "device": candidate.device, "runs": list(dict.fromkeys([base.id, candidate.id])), "date": candidate.created,
+        "command": list(candidate.command), "options": candidate.options, "timing": candidate.timing,
+        "warnings": list(dict.fromkeys([*base.warnings, *candidate.warnings])),
+        "complete": base.complete and candidate.complete, "noise": found,
+        "noise_floor": None if floor is None else math.expm1(floor),
+        "telemetry": [line for name, side in zip(("base", "candidate"), sides) if (line := telemetry(name, side))],
+    }
+    return {k: v for k, v in out.items() if v not in (None, [], {}, "")}
+
+
+def telemetry(arm: str, found: tuple[Measurement, ...]) -> dict[str, Any] | None:
+    """SM clock (MHz) and temperature (C) of an arm's visits over the seconds of the run; None where none was read."""
+    blocks = sorted((b for m in found for b in m.blocks if b.started is not None), key=lambda b: b.started or 0.0)
+    clocks = [statistics.median(b.clocks) if b.clocks else b.after.get("sm_mhz") for b in blocks]
+    celsius = [b.after.get("celsius") for b in blocks]
+    if not any(v is not None for v in (*clocks, *celsius)):
+        return None
+    start = blocks[0].started or 0.0
+    return {"arm": arm, "time": [(b.started or 0.0) - start for b in blocks], "clock": clocks, "temperature": celsius}

@@ -1,0 +1,206 @@
+"""Statistics against simulated truth: the error rates that a verdict promises."""
+
+import math
+
+import numpy as np
+import pytest
+
+from brakecheck.model import State
+from brakecheck.verdict import signals, statistics
+
+MARGIN = 0.01
+
+
+def simulate(rng, effect, spread, outliers=0.0, order=0.0, most=24):
+    """One case as the controller measures it: visits with their own level, pairs added until precise enough."""
+    base, candidate = [], []
+    estimate = None
+    for k in range(most):
+        a, b = rng.normal(0, spread, 2) + (rng.random(2) < outliers) * rng.exponential(0.1, 2)
+        second = order if k % 2 == 0 else -order  # ABBA: carry-over hits the other arm in the next pair
+        base.append(math.exp(a))
+        candidate.append(math.exp(b + second) * (1 + effect))
+        if k % 2 == 1:
+            estimate = statistics.paired(base, candidate)
+            if statistics.precise_enough(estimate, MARGIN):
+                break
+    return estimate
+
+
+def shares(seed, cases, **how):
+    rng = np.random.default_rng(seed)
+    estimates = [simulate(rng, **how) for _ in range(cases)]
+    states = [j.state for j in statistics.judge(estimates, MARGIN)]
+    covered = sum(e.low <= 1 + how["effect"] <= e.high for e in estimates)
+    return {s: states.count(s) / cases for s in State}, covered / cases, np.mean([e.count for e in estimates])
+
+
+@pytest.mark.parametrize("spread", [0.001, 0.0035, 0.01])
+@pytest.mark.parametrize("trouble", [{}, {"outliers": 0.05}, {"order": 0.01}], ids=["clean", "outliers", "carry-over"])
+def test_equal_arms_are_not_called_different(spread, trouble):
+    found, covered, _ = shares(1, 250, effect=0.0, spread=spread, **trouble)
+    assert found[State.FASTER] + found[State.SLOWER] <= 0.01
+    assert covered >= 0.90  # 95 % nominal; stopping on width costs up to 3 points near the stopping limit
+
+
+def test_three_percent_is_found_within_a_few_pairs():
+    found, covered, pairs = shares(2, 300, effect=0.03, spread=0.0035)
+    assert found[State.SLOWER] >= 0.97 and found[State.FASTER] == 0
+    assert covered >= 0.90 and pairs < 10
+
+
+def test_three_percent_is_found_among_disturbed_visits():
+    found, _, _ = shares(3, 200, effect=0.03, spread=0.0035, outliers=0.05)
+    assert found[State.SLOWER] >= 0.95
+
+
+def test_a_change_at_the_margin_is_rarely_called():
+    found, _, _ = shares(4, 300, effect=MARGIN, spread=0.0035)
+    assert found[State.SLOWER] <= 0.05
+
+
+def test_iterations_as_units_would_cry_wolf():
+    """Why the process is the unit: the same data, judged by a t-test over iterations."""
+    from scipy import stats
+
+    rng = np.random.default_rng(5)
+    wolves = 0
+    for _ in range(200):
+        levels = rng.normal(0, 0.0025, 2)
+        a, b = (level + rng.normal(0, 0.01, 200) for level in levels)
+        wolves += stats.ttest_ind(a, b).pvalue < 0.05
+    assert wolves > 60
+    found, _, _ = shares(5, 200, effect=0.0, spread=0.0025)
+    assert found[State.SLOWER] + found[State.FASTER] <= 0.01
+
+
+def test_equal_arms_with_quiet_visits_are_called_same():
+    found, _, pairs = shares(6, 200, effect=0.0, spread=0.001)
+    assert found[State.SAME] >= 0.98 and pairs < 5
+
+
+def test_noise_that_the_pairs_cannot_overcome_is_undecided_with_numbers():
+    rng = np.random.default_rng(7)
+    estimate = simulate(rng, 0.0, 0.05, most=8)
+    (judgement,) = statistics.judge([estimate], MARGIN)
+    assert judgement.state is State.UNDECIDED
+    assert judgement.detectable > 1.03 and judgement.needed > 100
+
+
+def test_detectable_change_is_found_with_the_promised_power():
+    rng = np.random.default_rng(8)
+    spread, n = 0.004, 8
+    found = 0
+    typical = statistics.Estimate(0.0, spread * math.sqrt(2 / n), n - 1, n)
+    effect = statistics.detectable(typical, MARGIN)
+    for _ in range(400):
+        a, b = rng.normal(0, spread, (2, n))
+        found += statistics.paired(np.exp(a), np.exp(b) * effect).p_beyond(MARGIN) <= 0.05
+    assert 0.90 <= found / 400 <= 0.99
+
+
+def test_pairs_needed_gives_the_width_it_promises():
+    estimate = statistics.Estimate(0.0, 0.01 * math.sqrt(2 / 6), 5, 6)
+    needed = statistics.pairs_needed(estimate, MARGIN)
+    rng = np.random.default_rng(9)
+    widths = [statistics.paired(*np.exp(rng.normal(0, 0.01, (2, needed)))).half_width for _ in range(100)]
+    assert np.median(widths) == pytest.approx(MARGIN / 2, rel=0.15)
+
+
+def test_false_discovery_rate_holds_back_what_many_cases_produce_by_chance():
+    lucky = statistics.Estimate(0.02, 0.0035, 7, 8)
+    assert statistics.judge([lucky], MARGIN)[0].state is State.SLOWER
+    among = statistics.judge([lucky] + [statistics.Estimate(0.0, 0.0035, 7, 8)] * 99, MARGIN)
+    assert among[0].state is State.UNDECIDED
+
+
+def test_paired_refuses_what_is_not_a_pair():
+    with pytest.raises(ValueError, match="cannot be paired"):
+        statistics.paired([1.0, 1.0, 1.0], [1.0, 1.0])
+    with pytest.raises(ValueError, match="positive"):
+        statistics.paired([1.0, 0.0, 1.0], [1.0, 1.0, 1.0])
+    assert statistics.paired([1.0, 1.0], [2.0, 2.0]) is None
+
+
+def test_pairing_removes_what_both_arms_share_and_unpaired_is_wider():
+    rng = np.random.default_rng(10)
+    shared = rng.normal(0, 0.05, 8)
+    base, candidate = np.exp(shared + rng.normal(0, 0.002, 8)), np.exp(shared + rng.normal(0, 0.002, 8)) * 1.05
+    pair, welch = statistics.paired(base, candidate), statistics.unpaired(base, candidate)
+    assert pair.low < 1.05 < pair.high and pair.half_width < welch.half_width / 5
+    assert welch.low < 1.05 < welch.high and not welch.paired
+
+
+def test_large_change_stops_early():
+    assert statistics.precise_enough(statistics.Estimate(math.log(34), 0.05, 3, 4), MARGIN)
+    assert not statistics.precise_enough(statistics.Estimate(math.log(1.1), 0.05, 3, 4), MARGIN)
+
+
+def test_order_effect_sees_carry_over_and_noise_floor_ignores_one_bad_visit():
+    base, candidate = [1.0, 1.0] * 4, [1.02, 0.98, 1.021, 0.979, 1.019, 0.981, 1.02, 0.98]
+    assert statistics.order_effect(base, candidate, [True, False] * 4) < 1e-4
+    floor = statistics.noise_floor([1, 1, 1, 1, 1], [1.001, 0.999, 1.002, 1.5, 1.001])
+    assert 0.0005 < floor < 0.003
+
+
+# ---- F26 ------------------------------------------------------------------------------------------------------------
+def test_hang_counts_of_a_release_are_enough_and_of_a_knob_are_not():
+    knob = statistics.compare_counts((2, 3), (0, 2), expect="fewer")
+    assert knob.p == pytest.approx(0.3) and not knob.enough and 4 <= knob.needed <= 10
+    release = statistics.compare_counts((0, 24), (2, 3))
+    assert release.p < 0.01 and release.enough
+    assert statistics.compare_counts((1, 4), (1, 4)).needed is None
+    with pytest.raises(ValueError, match="0 <= failed <= tries"):
+        statistics.compare_counts((3, 2), (0, 1))
+
+
+def test_needed_counts_have_the_power_they_promise():
+    needed = statistics.compare_counts((2, 3), (0, 2), expect="fewer").needed
+    rng = np.random.default_rng(11)
+    hits = [statistics.compare_counts((x, needed), (0, needed), expect="fewer").p < 0.05
+            for x in rng.binomial(needed, 2 / 3, 100)]
+    assert np.mean(hits) >= 0.7
+    rare = statistics.compare_counts((0, 100), (5, 100)).needed
+    assert 100 < rare < 300
+
+
+def test_rate_bound_of_no_alarm_in_400():
+    low, high = statistics.rate_bound(0, 400)
+    assert low == 0 and 0.008 < high < 0.01
+
+
+# ---- F11, F13, F4, F10 ----------------------------------------------------------------------------------------------
+def test_drift_with_a_falling_clock_is_found_from_four_iterations():
+    found = signals.drift([1 / x for x in (1425, 1450, 1373, 1237)], [1965, 1900, 1750, 1580])
+    assert found.found and found.change > 0.1 and found.explained > 0.5 and "clock" in found.text
+
+
+def test_drift_without_clocks_needs_a_regular_trend():
+    rng = np.random.default_rng(12)
+    rising = np.linspace(1.0, 1.05, 64) * np.exp(rng.normal(0, 0.005, 64))
+    assert signals.drift(rising).found
+    alarms = sum(signals.drift(np.exp(rng.normal(0, 0.02, 64))).found for _ in range(200))
+    assert alarms <= 6
+    assert signals.drift([1.0, 1.1]) is None
+
+
+def test_a_timer_that_does_not_wait_is_found():
+    sizes = [float(2**k) for k in range(10, 28, 2)]
+    rng = np.random.default_rng(13)
+    fast = rng.uniform(20e-6, 50e-6, len(sizes))
+    assert signals.work_independent(sizes, fast).suspicious
+    honest = [5e-6 + s / 4e12 + s / 1e12 for s in sizes]
+    assert not signals.work_independent(sizes, honest).suspicious
+    assert signals.work_independent([1.0, 2.0, 3.0], [1.0, 1.0, 1.0]) is None
+
+
+def test_base_with_two_values_gives_a_range():
+    found = signals.spread([0.451, 0.501], [0.608])
+    assert found.low == pytest.approx(1.2136, abs=1e-3) and found.high == pytest.approx(1.348, abs=1e-3)
+    assert signals.spread([0.451, 0.455, 0.449], [0.608, 0.61]) is None
+
+
+def test_first_bad_release_and_plateau():
+    found = signals.step_change([53.95, 57.06, 7.06, 7.05, 7.07, 7.06, 7.06, 7.05])
+    assert (found.first, found.since, found.plateau) == (2, 6, True) and found.ratio < 0.14
+    assert signals.step_change([1.0, 1.004, 0.998, 1.002]) is None
