@@ -1,0 +1,190 @@
+"""Measuring stacks from Python: `measure` one, `compare_measured` two. What the command line calls.
+
+    comparison, run = compare_measured("env:/a/bin/python", "env:/b/bin/python", Options(budget=600))
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from .bench import store as stores
+from .bench.bundle import seconds_of
+from .bench.controller import ArmSpec, Controller, DeviceUnusable, Enough, Options
+from .bench.journal import Journal
+from .model import Arm, Comparison, Reason, Run, Stack, UsageError, Verdict
+from .stack.environment import open_environment, read_stack
+from .verdict import statistics, workload
+from .verdict.merge import compare_run
+from .verdict.policy import MeasuredRules, Policy
+
+__all__ = ["NOT_KEPT", "arm", "compare_arms", "compare_measured", "enough_for", "implementations_of", "measure",
+           "seconds_of", "weights_of"]
+NOT_KEPT = "-"  # as a store: nothing is written, neither journal nor run
+Progress = Callable[[dict[str, Any]], None]
+
+
+def arm(name: str, spec: str, implementation: str = "torch", inject: float = 0.0) -> ArmSpec:
+    """An arm of a stack spec: env:, pip:, launch:, an overlay of these, or FILE.toml:NAME."""
+    file, _, name_there = spec.rpartition(":")
+    found = read_stack(file, name_there) if file.endswith(".toml") else open_environment(spec)
+    return ArmSpec(name, found, implementation, inject)
+
+
+def implementations_of(text: str | None) -> dict[str, str]:
+    """"base=torch,candidate=triton" or "triton" (both arms) -> by arm."""
+    if not text:
+        return {}
+    if "=" not in text:
+        return {"base": text, "candidate": text}
+    out = {}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        if name.strip() not in ("base", "candidate") or not value.strip():
+            raise UsageError(f"cannot read {part!r}", "--implementation", "write base=torch,candidate=triton")
+        out[name.strip()] = value.strip()
+    return out
+
+
+def weights_of(file: str) -> dict[str, float]:
+    """Share of a workload's time by operator: a file of `brakecheck workload`, a JSON object of numbers, or one under
+    "weights"."""
+    example = 'write {"weights": {"attention": 0.4, "gemm": 0.6}}'
+    try:
+        data = json.loads(Path(file).read_text())
+    except (OSError, ValueError) as problem:
+        raise UsageError(f"cannot read the workload: {problem}", file, example) from problem
+    if isinstance(data, dict) and data.get("schema") == workload.SCHEMA:
+        return workload.weights(workload.load(Path(file)))
+    weights = data.get("weights", data) if isinstance(data, dict) else None
+    numbers = isinstance(weights, dict) and all(
+        isinstance(v, (int, float)) and not isinstance(v, bool) and v >= 0 for v in weights.values())
+    if not weights or not numbers:
+        raise UsageError("a workload is a share of time for each operator", file, example)
+    return {str(k): float(v) for k, v in weights.items()}
+
+
+def enough_for(rules: MeasuredRules, precision: float | None = None) -> Enough:
+    """The stopping rule the controller is given: half width at most `precision` (half the margin unless given)."""
+    goal = rules.margin if precision is None else 2 * precision
+
+    def enough(base: Sequence[float], candidate: Sequence[float]) -> bool:
+        return statistics.precise_enough(statistics.paired(base, candidate), goal)
+
+    return enough
+
+
+def _journal(store: str, resume: str | None) -> Path:
+    """Where the journal of a new run goes, or the one of the run to resume is."""
+    local = store if "://" not in store else stores.default_store()
+    if resume is None:
+        folder = Path(local) / ".journals"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{secrets.token_hex(6)}.jsonl"
+    path = Path(resume)
+    if not path.is_file():
+        run = stores.read(stores.find(resume, store))
+        path = Path(str(run.options.get("journal", "")))
+        if run.complete or not path.is_file():
+            why = "it is complete" if run.complete else "its journal is gone"
+            raise UsageError(f"run {run.id} has nothing to resume: {why}", "--resume", "start a new run")
+    return path
+
+
+def _run(arms: Sequence[ArmSpec], options: Options, enough: Enough,
+         store: str | None, resume: str | None, progress: Progress, command: Sequence[str],
+         static: dict[str, Any] | None = None) -> Run:
+    """One controller for each device asked for (cuda:0,cuda:1): every case belongs to one of them, so that its pairs
+    stay on one GPU."""
+    devices = options.device.split(",")
+    if store == NOT_KEPT:
+        return replace(_merged(_run_all([
+            Controller(arms, replace(options, device=d.strip(), shard=(i, len(devices))), enough, progress=progress)
+            for i, d in enumerate(devices)], command)), static=static)
+    store = store or stores.default_store()
+    path = _journal(store, resume)
+    paths = [path, *(path.with_suffix(f".{i}.jsonl") for i in range(1, len(devices)))]
+    controllers = [
+        Controller(arms, replace(options, device=device.strip(), shard=(i, len(devices))), enough, Journal(paths[i]),
+                   progress) for i, device in enumerate(devices)]
+    try:
+        run = _merged(_run_all(controllers, command))
+        run = replace(run, options={**run.options, "device": options.device, "journal": str(path)}, static=static)
+        stores.write(run, store)
+        if run.complete:
+            for p in paths:
+                p.unlink(missing_ok=True)
+    finally:
+        for p, controller in zip(paths, controllers):
+            if not controller.journal.of("visit"):  # a journal that holds nothing is not worth keeping
+                p.unlink(missing_ok=True)
+    return run
+
+
+def _run_all(controllers: Sequence[Controller], command: Sequence[str]) -> list[Run]:
+    """All controllers at once; Ctrl-C stops each of them, and what they measured is kept."""
+    if len(controllers) == 1:
+        return [controllers[0].run(command)]
+    with ThreadPoolExecutor(len(controllers)) as pool:
+        waiting = [pool.submit(c.run, command) for c in controllers]
+        try:
+            wait(waiting, return_when=FIRST_EXCEPTION)
+        finally:  # interrupted, or one of them failed: the others need not go on
+            for c, w in zip(controllers, waiting):
+                c.stopped = not w.done()
+        return [w.result() for w in waiting]
+
+
+def _merged(runs: Sequence[Run]) -> Run:
+    timing = {k: sum(r.timing[k] for r in runs) for k in runs[0].timing}
+    timing["wall"] = max(r.timing["wall"] for r in runs)
+    return replace(runs[0], measurements=tuple(m for r in runs for m in r.measurements), timing=timing,
+                   complete=all(r.complete for r in runs),
+                   warnings=tuple(dict.fromkeys(w for r in runs for w in r.warnings)))
+
+
+def measure(spec: str, options: Options | None = None, *, implementation: str = "torch", visits: int = 5,
+            store: str | None = None, resume: str | None = None, progress: Progress = lambda _: None,
+            command: Sequence[str] = ()) -> Run:
+    """Measures one stack in `visits` fresh processes a case and keeps the run."""
+    options = replace(options or Options(), max_pairs=visits)
+    return _run([arm("base", spec, implementation)], options, lambda a, b: len(a) >= visits, store, resume, progress,
+                command)
+
+
+def compare_measured(base: str, candidate: str, options: Options | None = None, *, policy: Policy | None = None,
+                     implementations: dict[str, str] | None = None, inject: float = 0.0, precision: float | None = None,
+                     store: str | None = None, resume: str | None = None, progress: Progress = lambda _: None,
+                     command: Sequence[str] = ()) -> tuple[Comparison, Run | None]:
+    """Measures two stacks side by side and judges them. Returns the comparison and the run that was kept; no run when
+    a stack cannot use the device, which withholds the verdict.
+
+    inject: share of extra work in the candidate's timed windows (to test the power of this very verdict)."""
+    chosen = implementations or {}
+    arms = [arm("base", base, chosen.get("base", "torch")),
+            arm("candidate", candidate, chosen.get("candidate", "torch"), inject)]
+    return compare_arms(arms, options or Options(), policy or Policy(), precision=precision, store=store, resume=resume,
+                        progress=progress, command=command)
+
+
+def compare_arms(arms: Sequence[ArmSpec], options: Options, policy: Policy, *, precision: float | None = None,
+                 static: dict[str, Any] | None = None, store: str | None = None, resume: str | None = None,
+                 progress: Progress = lambda _: None, command: Sequence[str] = ()) -> tuple[Comparison, Run | None]:
+    """As `compare_measured`, with arms that are open. static: of their toolchains, kept with the run."""
+    try:
+        run = _run(arms, options, enough_for(policy.measured, precision), store, resume, progress, command, static)
+    except DeviceUnusable as problem:
+        return _withheld(arms, problem, options), None
+    return compare_run(run, policy), run
+
+
+def _withheld(arms: Sequence[ArmSpec], problem: DeviceUnusable, options: Options) -> Comparison:
+    told = tuple(Arm(a.name, a.toolchain or Stack(a.environment.spec, a.environment.name), a.implementation)
+                 for a in arms)
+    return Comparison(Verdict.WITHHELD, f"WITHHELD: {problem.what}", (Reason("fell-back", str(problem)),), told,
+                      {"compared": 0}, (), environment={"options": asdict(options)})

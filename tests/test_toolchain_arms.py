@@ -1,0 +1,108 @@
+"""Toolchains as measured arms, where no GPU is: the kernels' launchers on a driver that records, and how measured and
+static deltas become one answer."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from test_driver import RecordingDriver
+
+from brakecheck.bench.controller import ArmSpec, Controller, Options
+from brakecheck.model import (
+    Arm,
+    Block,
+    BrakecheckError,
+    Change,
+    Comparison,
+    Delta,
+    Key,
+    Measurement,
+    Run,
+    Stack,
+    State,
+    Verdict,
+)
+from brakecheck.stack.environment import Environment
+from brakecheck.verdict.merge import compare_run
+
+KEY = Key("cuda-graph", "graph", "cold", "burst", "normal", "1")
+SOURCE = "softmax_fused.cu"
+
+
+def test_kernels_of_a_manifest_are_operators_launched_through_the_driver(tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    from brakecheck.ops import Case, catalogue
+    from brakecheck.ops.make import Make
+    from brakecheck.worker import cubins, driver
+    from brakecheck.worker.measure import find
+
+    fake = RecordingDriver()
+    monkeypatch.setattr(driver, "_library", lambda: fake)
+    monkeypatch.setattr(driver, "use_torch_context", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=5))
+    (tmp_path / "a.cubin").write_bytes(b"cubin")
+    row = {"operator": "softmax", "kernel": "unfused", "cubin": "a.cubin",
+           "entries": {e: e for e in ("softmax_row_max", "softmax_row_sum", "softmax_normalise")}}
+    manifest = tmp_path / "manifest.json"
+    manifest.write_text(json.dumps({"kernels": [row, {**row, "operator": "gone"}, {**row, "kernel": "gone"}]}))
+    found = cubins.kernel_operators(catalogue(), manifest)
+    assert list(found) == ["softmax unfused"]
+    op, case, launch = find(found, "softmax unfused", found["softmax unfused"].cases[0].name, "cuda")
+    inputs = op.make_inputs(Case.of(rows=2, columns=8), Make("cpu", 1))
+    for _ in range(2):
+        outputs = launch(Case.of(rows=2, columns=8), **inputs)
+    assert set(outputs) == {"out", "maximum", "total"} and outputs["out"].shape == (2, 8)
+    names = [name for name, _ in fake.calls]
+    assert names.count("cuModuleLoadData") == 1 and names.count("cuLaunchKernelEx") == 6
+    assert fake.last("cuLaunchKernelEx")[0]._obj.stream == 5
+    manifest.write_text("[]")
+    with pytest.raises(BrakecheckError, match="no manifest of kernels"):
+        cubins.kernel_operators(catalogue(), manifest)
+
+
+def test_an_arm_hands_its_cubins_to_its_workers_and_keeps_its_toolchain(monkeypatch):
+    from brakecheck.bench import controller
+
+    asked = []
+    monkeypatch.setattr(controller, "WorkerProcess", lambda environment, hello: asked.append(hello))
+    environment = Environment("env:x", "x", ("python",))
+    arms = [ArmSpec(n, environment, "cuda", cubins=f"/{n}", toolchain=Stack(f"cuda=={n}", n)) for n in ("1", "2")]
+    both = Controller(arms, Options(device="cuda:0"), lambda a, b: True)
+    both._worker(0), both._worker(1)
+    assert [a["cubins"] for a in asked] == ["/1", "/2"] and arms[1].spec == "cuda==2"
+
+
+def measured(arm, us, pairs=6):
+    blocks = tuple(Block((us * (1 + 0.0003 * k),), pair=k, position=k) for k in range(pairs))
+    return Measurement(arm, "softmax fused", "rows=1", "sm_90", "ok", key=KEY, blocks=blocks)
+
+
+def static(state, kernel, **more):
+    return Delta("softmax", kernel, "sm_90a", "static", state, more.pop("reason", "code"), "text", kernel=kernel,
+                 source=SOURCE, base={"kernel": kernel}, candidate={"kernel": kernel}, **more)
+
+
+def run(deltas, us=(10.0, 10.0)):
+    arms = (Arm("base", Stack("cuda==1", "cuda 1")), Arm("candidate", Stack("cuda==2", "cuda 2")))
+    comparison = Comparison(Verdict.WITHHELD, "", (), arms, {}, tuple(deltas))
+    told = {"comparison": comparison.to_json(), "timed": {"softmax fused": [[SOURCE, "fused"]]}}
+    return Run("r", "2026", arms, {}, (measured("base", us[0]), measured("candidate", us[1])), static=told)
+
+
+def test_equal_machine_code_is_the_same_and_timed_kernels_tell_what_changed():
+    grew = Change("registers", 40, 168, "registers a thread 40 -> 168")
+    changed = static(State.UNDECIDED, "fused", changes=(grew,), component="ptxas", attribution="swapped")
+    same = static(State.SAME, "other", reason="identical-sass")
+    found = compare_run(run([changed, same], (10.0, 12.0)))
+    by_case = {d.case: d for d in found.deltas}
+    assert set(by_case) == {"rows=1", "other"} and by_case["other"].reason == "identical-sass"
+    assert by_case["rows=1"].state is State.SLOWER and by_case["rows=1"].changes == (grew,)
+    assert by_case["rows=1"].component == "ptxas" and found.verdict is Verdict.BRAKE
+    assert found.coverage["same"] == 1 and found.coverage["compared"] == 2
+    assert compare_run(run([changed, same])).verdict is Verdict.GO
+
+
+def test_a_kernel_that_no_longer_compiles_outweighs_equal_times():
+    gone = static(State.BROKEN, "gone", reason="does-not-compile")
+    found = compare_run(run([static(State.UNDECIDED, "fused"), gone]))
+    assert found.verdict is Verdict.BRAKE and found.coverage["broken"] == 1
