@@ -1,0 +1,35 @@
+"""A/A: one environment against itself. How often is a case called slower or faster that cannot be?
+
+    python benchmarks/false_alarms.py --device cpu --comparisons 400 --budget 2h
+    python benchmarks/false_alarms.py --device cuda:0 --comparisons 200 --budget 25m
+    python benchmarks/false_alarms.py --device cuda:0 --no-settle --out benchmarks/records/false-alarms-no-settle.json
+
+Run it again with the same --out to go on. The record holds every case, and what the rival rules say of the same blocks.
+"""
+
+from __future__ import annotations
+
+from rivals import RULES
+from rounds import parser, run_rounds, share, write_record
+
+
+def main() -> None:
+    arguments = parser(__doc__ or "")
+    arguments.add_argument("--comparisons", type=int, default=400, help="case comparisons wanted in all")
+    given = arguments.parse_args()
+    out, rounds, about = run_rounds(given, "false-alarms", [0.0], given.comparisons)
+    rows = [c for r in rounds for c in r["cases"]]
+    found = {"false_alarms": share(rows, lambda c: c["state"] in ("slower", "faster")),
+             "same": share(rows, lambda c: c["state"] == "same"),
+             "undecided": share(rows, lambda c: c["state"] == "undecided"),
+             "seconds_per_case": sum(c["seconds"] for c in rows) / max(1, len(rows)),
+             "rivals": {rule: share(rows, lambda c, r=rule: c["rivals"][r]) for rule in RULES}}
+    write_record(out, "A/A false alarms", about, rounds, found)
+    for name, line in [("brakecheck", found["false_alarms"]), *found["rivals"].items()]:
+        if line["of"]:
+            interval = f"[{line['low']:.2%}, {line['high']:.2%}]"
+            print(f"{name:<24} {line['hits']:>5} of {line['of']:<5} {line['share']:7.2%}  {interval}")
+
+
+if __name__ == "__main__":
+    main()

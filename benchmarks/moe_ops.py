@@ -1,0 +1,167 @@
+"""The MoE operators beside their peers on this GPU: a line a case with the time, the share of copy speed, and the ratio
+to the best peer. Every case is checked against float64 first.
+
+    PYTHONPATH=. python3 benchmarks/moe_ops.py --json record.json [--only router] [--no-compile]
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Tuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import torch  # noqa: E402
+from timing import copies_for, medians  # noqa: E402
+
+from brakecheck import ops  # noqa: E402
+from brakecheck.kernels import moe_plans as plans  # noqa: E402
+from brakecheck.ops.make import Make  # noqa: E402
+
+Row = Dict[str, Any]
+# operator, case, bytes a call, candidates, error against float64, what the error may be
+CaseOf = Tuple[str, str, float, Dict[str, List[Callable[[], Any]]], float, float]
+
+
+def relative(out: Any, reference: Any) -> float:
+    return float((out.double() - reference).norm() / reference.norm())
+
+
+def repeat(call: Callable[[int], Any], copies: int) -> List[Callable[[], Any]]:
+    return [lambda i=i: call(i) for i in range(copies)]
+
+
+def router_cases(make: Make, compiled: bool) -> Iterator[CaseOf]:
+    # Top-k and weights alone: no counts, no places. torch.compile leaves topk to torch, so it is no further peer.
+    def peer(x: Any, k: int) -> Any:
+        weight, index = x.float().softmax(1).topk(k, dim=1)
+        return weight / weight.sum(1, keepdim=True), index
+
+    shapes = [(1, 256, 8, "float32"), (16, 256, 8, "float32"), (64, 256, 8, "float32"),
+              (512, 256, 8, "float32"), (2048, 256, 8, "float32"), (8192, 64, 8, "float32"), (8192, 128, 8, "bfloat16"),
+              (8192, 256, 8, "float32"),
+              (8192, 512, 10, "float32"), (16384, 256, 8, "bfloat16"), (65536, 256, 8, "float32")]
+    for tokens, experts, k, dtype in shapes:
+        size = tokens * experts * (4 if dtype == "float32" else 2)
+        copies = copies_for(size)
+        x = [make.normal(tokens, experts, dtype=dtype) for _ in range(copies)]
+        bias = make.normal(experts, std=0.1)
+        reference = plans.route(x[0].double(), k, "softmax", None, True, 1.0)
+        out = ops.route(x[0], k)
+        right = torch.equal(out.expert, reference["index"]) and all(
+            torch.equal(getattr(out, n), reference[n]) for n in ("place", "counts", "offsets"))
+        error = relative(out.weight, reference["weight"]) if right else float("inf")
+        candidates = {"ours": repeat(lambda i, x=x, k=k: ops.route(x[i], k), copies),
+                      "ours sigmoid+bias": repeat(
+                          lambda i, x=x, k=k, b=bias: ops.route(x[i], k, "sigmoid", b), copies),
+                      "torch": repeat(lambda i, x=x, k=k: peer(x[i], k), copies)}
+        yield "route", f"{tokens} x {experts} k{k} {dtype}", size + 12.0 * tokens * k, candidates, error, 1e-5
+
+
+def permute_cases(make: Make, compiled: bool) -> Iterator[CaseOf]:
+    for tokens, width, k in [(1, 7168, 8), (512, 7168, 8), (4096, 7168, 8), (8192, 4096, 2)]:
+        moved = 2.0 * tokens * width * (1 + k)
+        copies = min(8, copies_for(moved))
+        x = [make.normal(tokens, width, dtype="bfloat16") for _ in range(copies)]
+        y = [make.normal(tokens * k, width, dtype="bfloat16") for _ in range(copies)]
+        weight = make.uniform(tokens, k)
+        place = ops.route(make.normal(tokens, 256), k).place
+        source = torch.empty(tokens * k, dtype=torch.int64, device="cuda")
+        source[place.reshape(-1).long()] = torch.arange(tokens * k, device="cuda") // k
+
+        def sum_of_rows(y: Any, place: Any, weight: Any, width: int = width) -> Any:
+            return (y[place.reshape(-1)].reshape(*place.shape, width) * weight[:, :, None]).sum(1).to(y.dtype)
+
+        fused = torch.compile(sum_of_rows) if compiled else None
+        name = f"{tokens} x {k} x {width} bfloat16"
+        error = float(not torch.equal(ops.permute(x[0], place), x[0][source]))
+        yield "permute", name, moved, {
+            "ours": repeat(lambda i, x=x, p=place: ops.permute(x[i], p), copies),
+            "torch gather": repeat(lambda i, x=x, s=source: torch.index_select(x[i], 0, s), copies),
+        }, error, 0.0
+        some = slice(0, min(tokens, 256))
+        reference = plans.unpermute_plain(y[0].double(), place[some], weight[some])
+        error = relative(ops.unpermute(y[0], place, weight)[some], reference)
+        candidates = {"ours": repeat(lambda i, y=y, p=place, w=weight: ops.unpermute(y[i], p, w), copies),
+                      "torch": repeat(lambda i, y=y, p=place, w=weight: sum_of_rows(y[i], p, w), copies)}
+        if fused:
+            candidates["compile"] = repeat(lambda i, y=y, p=place, w=weight, f=fused: f(y[i], p, w), copies)
+        yield "unpermute", name, moved, candidates, error, 2.0**-8
+        del x, y
+
+
+def scatter_cases(make: Make, compiled: bool) -> Iterator[CaseOf]:
+    for n, rows, width in [(16384, 50257, 1024), (65536, 50257, 1024), (500000, 100000, 128)]:
+        for kind in ("uniform", "zipf", "one"):
+            index = make.zipf(n, rows=rows, dtype="int32") if kind == "zipf" else make.integers(n, low=0, high=rows)
+            if kind == "one":
+                index = index.where(make.uniform(n) >= 0.95, index.new_full((), rows // 2))
+            copies = 4
+            g = [make.normal(n, width, dtype="bfloat16") for _ in range(copies)]
+            out = torch.zeros(rows, width, dtype=torch.bfloat16, device="cuda")
+            reference = torch.zeros(rows, width, dtype=torch.float64, device="cuda").index_add_(0, index, g[0].double())
+            theirs = relative(torch.zeros_like(out).index_add_(0, index, g[0]), reference)
+            error = relative(ops.embedding_gradient(g[0], index, rows), reference)
+            exact = relative(ops.embedding_gradient(g[0], index, rows, True), reference)
+            del reference
+            touched = 4.0 * min(n, int(index.unique().numel())) * width
+            name = f"{n} -> {rows} x {width} {kind} (errors: ours {error:.0e}, sorted {exact:.0e}, torch {theirs:.0e})"
+            wide = index.long()
+            yield "add_rows", name, 2.0 * n * width + touched, {
+                "ours": repeat(lambda i, g=g, o=out, j=index: ops.add_rows(o, j, g[i]), copies),
+                "ours sorted": repeat(lambda i, g=g, o=out, j=index: ops.add_rows(o, j, g[i], True), copies),
+                "torch": repeat(lambda i, g=g, o=out, j=index: o.index_add_(0, j, g[i]), copies),
+                "torch embedding": repeat(lambda i, g=g, j=wide, r=rows: torch.ops.aten.embedding_dense_backward(
+                    g[i], j, r, -1, False), copies),
+            }, min(error, exact) if exact < 2.0**-7 and error <= 1.2 * theirs else float("inf"), 1.0
+
+
+CASES = {"router": router_cases, "permute": permute_cases, "scatter": scatter_cases}
+
+
+def copy_speed() -> float:
+    """GB/s of an elementwise kernel over 512 MiB, read and written."""
+    x, y = (torch.zeros(1 << 28, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    return 4.0 * x.numel() / medians({"copy": [lambda: torch.add(x, 1, out=y)]}, 6)["copy"] / 1e3
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="also write the rows here")
+    parser.add_argument("--only", choices=CASES)
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    arguments = parser.parse_args()
+    ceiling = copy_speed()
+    print(f"copy {ceiling:.0f} GB/s")
+    rows: List[Row] = []
+    for name, cases in CASES.items():
+        if arguments.only in (None, name):
+            for row in measure(cases(Make("cuda", 20261201), not arguments.no_compile), ceiling):
+                rows.append(row)
+    if arguments.json:
+        record = {"device": torch.cuda.get_device_name(0), "torch": torch.__version__, "copy_gb_s": ceiling,
+                  "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+                  "command": " ".join(["python3", *sys.argv]), "rows": rows}
+        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+    return int(any(not row["ok"] for row in rows))
+
+
+def measure(cases: Iterator[CaseOf], ceiling: float) -> Iterator[Row]:
+    for operator, case, moved, candidates, error, allowed in cases:
+        times = medians(candidates)
+        peers = {n: t for n, t in times.items() if not n.startswith("ours")}
+        best = min(peers, key=peers.__getitem__)
+        share = moved / times["ours"] / 1e3 / ceiling
+        row = {"operator": operator, "case": case, "us": times, "share_of_copy": share, "best_peer": best,
+               "speedup": peers[best] / times["ours"], "error": error, "ok": error <= allowed}
+        others = "  ".join(f"{n} {t:.1f}" for n, t in times.items() if n != "ours")
+        print(f"{operator:10} {case:34} {times['ours']:8.2f} us {100 * share:4.0f} % of copy "
+              f"{row['speedup']:6.2f} x {best:12} {'ok' if row['ok'] else 'WRONG'} | {others}", flush=True)
+        yield row
+
+
+if __name__ == "__main__":
+    sys.exit(main())

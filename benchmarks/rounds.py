@@ -1,0 +1,131 @@
+"""Rounds of comparisons of one environment with itself, kept as they end: a proof can be stopped and resumed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from rivals import RULES  # noqa: E402  (beside this file)
+
+from brakecheck import measuring  # noqa: E402
+from brakecheck.bench.controller import Options  # noqa: E402
+from brakecheck.model import Measurement, Run  # noqa: E402
+from brakecheck.verdict.statistics import rate_bound  # noqa: E402
+
+
+def parser(about: str) -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(description=about)
+    found.add_argument("--device", default="cpu", help="cpu or cuda:0")
+    found.add_argument("--python", default=sys.executable, help="the environment that is compared with itself")
+    found.add_argument("--operators", default="", help="comma-separated; the catalogue when left out")
+    found.add_argument("--cases", default="*", help="glob pattern")
+    found.add_argument("--ops", action="append", default=[], help="file with more operators")
+    found.add_argument("--implementation", default="torch")
+    found.add_argument("--budget", default="30m", help="for all rounds together; run again to go on")
+    found.add_argument("--round", default="30m", help="most time of one round")
+    found.add_argument("--max-pairs", type=int, default=40)
+    found.add_argument("--clock", default="steady", help="cpu device: steady, or cpu-time on a shared machine")
+    found.add_argument("--duty", default="burst", help="burst or sustained")
+    found.add_argument("--no-settle", action="store_true", help="neither settle nor shuffle, to show what that costs")
+    found.add_argument("--visit-ms", type=float, default=200.0, help="sampling time of a visit to a case")
+    found.add_argument("--store", default=measuring.NOT_KEPT, help="keep the raw runs here (needs polars)")
+    found.add_argument("--out", help="record to write (default: benchmarks/records/NAME-DEVICE.json)")
+    return found
+
+
+def options(arguments: argparse.Namespace, seed: int, left: float) -> Options:
+    names = tuple(n for n in arguments.operators.split(",") if n)
+    return Options(
+        device=arguments.device, operators=names, cases=arguments.cases, ops=tuple(arguments.ops), seed=seed,
+        budget=min(left, measuring.seconds_of(arguments.round)), max_pairs=arguments.max_pairs, checks=False,
+        settle=not arguments.no_settle, shuffle=not arguments.no_settle,
+        plan={"clock": arguments.clock, "duty": arguments.duty, "visit_us": arguments.visit_ms * 1000})
+
+
+def cases_of(run: Run, comparison: Any) -> list[dict[str, Any]]:
+    """One row for each case compared: our state, what the rivals say of its first pair, seconds spent, power limit."""
+    sides = [{m.name: m for m in run.of_arm(a)} for a in ("base", "candidate")]
+    out = []
+    for delta in comparison.deltas:
+        name = (delta.operator, delta.case, delta.arch)
+        base, candidate = (s.get(name) for s in sides)
+        if base is None or candidate is None or not base.blocks or not candidate.blocks:
+            continue
+        first = base.blocks[0].us, candidate.blocks[0].us
+        out.append({
+            "operator": delta.operator, "case": delta.case, "state": delta.state.value, "reason": delta.reason,
+            "ratio": delta.ratio, "low": delta.low, "high": delta.high,
+            "pairs": min(len(base.blocks), len(candidate.blocks)),
+            "seconds": sum(b.seconds or 0.0 for m in (base, candidate) for b in m.blocks),
+            "power_limited": power_limited(base) or power_limited(candidate),
+            "rivals": {rule: decide(*first) for rule, decide in RULES.items()}})
+    return out
+
+
+def power_limited(m: Measurement) -> bool:
+    """The power cap slowed the clock in some visit, or samples ran below 97 % of the clock the visit began with."""
+    return any("power cap" in b.after.get("reasons", ())
+               or (b.clocks and b.before.get("sm_mhz") and min(b.clocks) < 0.97 * b.before["sm_mhz"]) for b in m.blocks)
+
+
+def run_rounds(arguments: argparse.Namespace, name: str, injects: list[float], wanted: int,
+               precision: float | None = None) -> tuple[Path, list[dict[str, Any]], dict[str, Any]]:
+    """Rounds over `injects` in turn until each has `wanted` cases or the budget ends. Returns where the record goes,
+    all rounds (earlier ones of the same record too), and device and stack."""
+    out = Path(arguments.out or Path(__file__).parent / "records" / f"{name}-{arguments.device.replace(':', '')}.json")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_suffix(".partial.jsonl")
+    rounds = [json.loads(line) for line in partial.read_text().splitlines()] if partial.exists() else []
+    spec, begin, budget = f"env:{arguments.python}", time.monotonic(), measuring.seconds_of(arguments.budget)
+    about = rounds[-1]["about"] if rounds else {}
+    while True:
+        have = {i: sum(len(r["cases"]) for r in rounds if r["inject"] == i) for i in injects}
+        open_ = [i for i in injects if have[i] < wanted]
+        left = budget - (time.monotonic() - begin)
+        if not open_ or left <= 0:
+            return out, rounds, about
+        inject = min(open_, key=lambda i: have[i])
+        seed = len(rounds)
+        comparison, run = measuring.compare_measured(
+            spec, spec, options(arguments, seed, left), inject=inject, precision=precision,
+            store=arguments.store, implementations=dict.fromkeys(("base", "candidate"), arguments.implementation))
+        if run is None:
+            raise SystemExit(comparison.headline)
+        about = {"device": run.device, "components": {c.name: c.version for c in run.arms[0].stack.components}}
+        rounds.append({"inject": inject, "seed": seed, "run": run.id, "complete": run.complete, "timing": run.timing,
+                       "noise": comparison.environment.get("noise"), "about": about,
+                       "cases": cases_of(run, comparison)})
+        with partial.open("a") as file:
+            file.write(json.dumps(rounds[-1]) + "\n")
+        print(f"round {seed}: inject {inject:.1%}, {len(rounds[-1]['cases'])} cases, "
+              f"{sum(c['state'] in ('slower', 'faster') for c in rounds[-1]['cases'])} called different, "
+              f"{run.timing['wall']:.0f} s", flush=True)
+
+
+def share(rows: list[dict[str, Any]], hit: Any) -> dict[str, Any]:
+    """{"hits", "of", "share", "low", "high"}: with the 95 % interval of Clopper and Pearson."""
+    hits = sum(bool(hit(r)) for r in rows)
+    if not rows:
+        return {"hits": 0, "of": 0}
+    low, high = rate_bound(hits, len(rows))
+    return {"hits": hits, "of": len(rows), "share": hits / len(rows), "low": low, "high": high}
+
+
+def write_record(out: Path, what: str, about: dict[str, Any], rounds: list[dict[str, Any]],
+                 found: dict[str, Any]) -> None:
+    wall = sum(r["timing"]["wall"] for r in rounds)
+    measuring_ = sum(r["timing"]["measuring"] for r in rounds)
+    record = {"what": what, "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+              "command": shlex.join(["python", *sys.argv]), **about, "rounds": len(rounds), "wall_seconds": wall,
+              "overhead": 1 - measuring_ / wall if wall else None, **found,
+              "cases": [{"inject": r["inject"], "seed": r["seed"], **c} for r in rounds for c in r["cases"]]}
+    out.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"record: {out}")
