@@ -161,7 +161,7 @@ def main() -> None:
         options.record.parent.mkdir(parents=True, exist_ok=True)
         options.record.write_text(json.dumps({
             "date": datetime.date.today().isoformat(),
-            "command": "python benchmarks/kineto_read.py " + options.trace.name,
+            "command": " ".join(["python", "benchmarks/kineto_read.py", *sys.argv[1:]]),
             "cpu": _cpu(), "cores": len(os.sched_getaffinity(0)), "python": platform.python_version(),
             "load_before": load, "load_after": os.getloadavg(), "rows": rows}, indent=1) + "\n")
 
