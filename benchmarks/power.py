@@ -25,7 +25,8 @@ def main() -> None:
     table = {}
     for effect in effects:
         for limited in (False, True):
-            rows = [c for r in rounds if r["inject"] == effect for c in r["cases"] if c["power_limited"] == limited]
+            rows = [c for r in rounds for c in r["cases"]
+                    if c["inject"] == effect and c["power_limited"] == limited]
             if rows:
                 table[f"{effect:.1%}{' power-limited' if limited else ''}"] = {
                     "found": share(rows, lambda c: c["state"] == "slower"),

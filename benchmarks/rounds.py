@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import statistics
 import sys
 import time
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -32,10 +34,12 @@ def parser(about: str) -> argparse.ArgumentParser:
     found.add_argument("--budget", default="30m", help="for all rounds together; run again to go on")
     found.add_argument("--round", default="30m", help="most time of one round")
     found.add_argument("--max-pairs", type=int, default=40)
+    found.add_argument("--every", type=int, default=1, metavar="N", help="only every N-th case, others in each round")
     found.add_argument("--clock", default="steady", help="cpu device: steady, or cpu-time on a shared machine")
     found.add_argument("--duty", default="burst", help="burst or sustained")
     found.add_argument("--no-settle", action="store_true", help="neither settle nor shuffle, to show what that costs")
-    found.add_argument("--visit-ms", type=float, default=200.0, help="sampling time of a visit to a case")
+    found.add_argument("--visit-ms", type=float, default=100.0, help="sampling time of a visit to a case")
+    found.add_argument("--seed", type=int, default=0)
     found.add_argument("--store", default=measuring.NOT_KEPT, help="keep the raw runs here (needs polars)")
     found.add_argument("--out", help="record to write (default: benchmarks/records/NAME-DEVICE.json)")
     return found
@@ -46,28 +50,37 @@ def options(arguments: argparse.Namespace, seed: int, left: float) -> Options:
     return Options(
         device=arguments.device, operators=names, cases=arguments.cases, ops=tuple(arguments.ops), seed=seed,
         budget=min(left, measuring.seconds_of(arguments.round)), max_pairs=arguments.max_pairs, checks=False,
+        shard=(seed % arguments.every, arguments.every),
         settle=not arguments.no_settle, shuffle=not arguments.no_settle,
         plan={"clock": arguments.clock, "duty": arguments.duty, "visit_us": arguments.visit_ms * 1000})
 
 
-def cases_of(run: Run, comparison: Any) -> list[dict[str, Any]]:
-    """One row for each case compared: our state, what the rivals say of its first pair, seconds spent, power limit."""
-    sides = [{m.name: m for m in run.of_arm(a)} for a in ("base", "candidate")]
+def cases_of(run: Run, comparison: Any, injects: Sequence[float]) -> list[dict[str, Any]]:
+    """One row for each candidate and case: our state, what the rivals say of its first pair, seconds spent, power
+    limit. The n-th arm after the base had the n-th share of extra work."""
+    measured = {(m.arm, *m.name): m for m in run.measurements}
+    shares = {arm.name: inject for arm, inject in zip(run.arms[1:], injects)}
     out = []
     for delta in comparison.deltas:
-        name = (delta.operator, delta.case, delta.arch)
-        base, candidate = (s.get(name) for s in sides)
+        base, candidate = (measured.get((arm, delta.operator, delta.case, delta.arch)) for arm in delta.step)
         if base is None or candidate is None or not base.blocks or not candidate.blocks:
             continue
         first = base.blocks[0].us, candidate.blocks[0].us
+        pairs = min(len(base.blocks), len(candidate.blocks))
         out.append({
-            "operator": delta.operator, "case": delta.case, "state": delta.state.value, "reason": delta.reason,
-            "ratio": delta.ratio, "low": delta.low, "high": delta.high,
-            "pairs": min(len(base.blocks), len(candidate.blocks)),
-            "seconds": sum(b.seconds or 0.0 for m in (base, candidate) for b in m.blocks),
+            "inject": shares[delta.step[1]], "operator": delta.operator, "case": delta.case, "state": delta.state.value,
+            "reason": delta.reason, "ratio": delta.ratio, "low": delta.low, "high": delta.high, "pairs": pairs,
+            "us": base.median_us, "seconds": sum(b.seconds or 0.0 for m in (base, candidate) for b in m.blocks[:pairs]),
             "power_limited": power_limited(base) or power_limited(candidate),
+            "levels": [[b.median for b in m.blocks[:pairs]] for m in (base, candidate)],
+            "within": [_spread(b.us) for b in (base.blocks[0], candidate.blocks[0])],
             "rivals": {rule: decide(*first) for rule, decide in RULES.items()}})
     return out
+
+
+def _spread(us: Sequence[float]) -> float:
+    """Coefficient of variation of one visit's samples."""
+    return statistics.stdev(us) / statistics.mean(us) if len(us) > 1 else 0.0
 
 
 def power_limited(m: Measurement) -> bool:
@@ -78,8 +91,8 @@ def power_limited(m: Measurement) -> bool:
 
 def run_rounds(arguments: argparse.Namespace, name: str, injects: list[float], wanted: int,
                precision: float | None = None) -> tuple[Path, list[dict[str, Any]], dict[str, Any]]:
-    """Rounds over `injects` in turn until each has `wanted` cases or the budget ends. Returns where the record goes,
-    all rounds (earlier ones of the same record too), and device and stack."""
+    """Rounds of one base against one candidate for each of `injects`, until each has `wanted` cases or the budget ends.
+    Returns where the record goes, all rounds (earlier ones of the same record too), and device and stack."""
     out = Path(arguments.out or Path(__file__).parent / "records" / f"{name}-{arguments.device.replace(':', '')}.json")
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_suffix(".partial.jsonl")
@@ -87,25 +100,23 @@ def run_rounds(arguments: argparse.Namespace, name: str, injects: list[float], w
     spec, begin, budget = f"env:{arguments.python}", time.monotonic(), measuring.seconds_of(arguments.budget)
     about = rounds[-1]["about"] if rounds else {}
     while True:
-        have = {i: sum(len(r["cases"]) for r in rounds if r["inject"] == i) for i in injects}
-        open_ = [i for i in injects if have[i] < wanted]
+        have = sum(len(r["cases"]) for r in rounds) / len(injects)
         left = budget - (time.monotonic() - begin)
-        if not open_ or left <= 0:
+        if have >= wanted or left <= 0:
             return out, rounds, about
-        inject = min(open_, key=lambda i: have[i])
-        seed = len(rounds)
+        seed = arguments.seed + len(rounds)
         comparison, run = measuring.compare_measured(
-            spec, spec, options(arguments, seed, left), inject=inject, precision=precision,
+            *[spec] * (1 + len(injects)), options=options(arguments, seed, left), inject=injects, precision=precision,
             store=arguments.store, implementations=dict.fromkeys(("base", "candidate"), arguments.implementation))
         if run is None:
             raise SystemExit(comparison.headline)
         about = {"device": run.device, "components": {c.name: c.version for c in run.arms[0].stack.components}}
-        rounds.append({"inject": inject, "seed": seed, "run": run.id, "complete": run.complete, "timing": run.timing,
+        rounds.append({"seed": seed, "run": run.id, "complete": run.complete, "timing": run.timing,
                        "noise": comparison.environment.get("noise"), "about": about,
-                       "cases": cases_of(run, comparison)})
+                       "cases": cases_of(run, comparison, injects)})
         with partial.open("a") as file:
             file.write(json.dumps(rounds[-1]) + "\n")
-        print(f"round {seed}: inject {inject:.1%}, {len(rounds[-1]['cases'])} cases, "
+        print(f"round {seed}: {len(rounds[-1]['cases'])} comparisons, "
               f"{sum(c['state'] in ('slower', 'faster') for c in rounds[-1]['cases'])} called different, "
               f"{run.timing['wall']:.0f} s", flush=True)
 
@@ -122,10 +133,12 @@ def share(rows: list[dict[str, Any]], hit: Any) -> dict[str, Any]:
 def write_record(out: Path, what: str, about: dict[str, Any], rounds: list[dict[str, Any]],
                  found: dict[str, Any]) -> None:
     wall = sum(r["timing"]["wall"] for r in rounds)
+    controller = max(r["timing"].get("controller_mib", 0.0) for r in rounds)
     measuring_ = sum(r["timing"]["measuring"] for r in rounds)
     record = {"what": what, "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
               "command": shlex.join(["python", *sys.argv]), **about, "rounds": len(rounds), "wall_seconds": wall,
-              "overhead": 1 - measuring_ / wall if wall else None, **found,
-              "cases": [{"inject": r["inject"], "seed": r["seed"], **c} for r in rounds for c in r["cases"]]}
+              "overhead": 1 - measuring_ / wall if wall else None,
+              "starting_seconds": sum(r["timing"]["starting"] for r in rounds), "controller_mib": controller, **found,
+              "cases": [{"seed": r["seed"], **c} for r in rounds for c in r["cases"]]}
     out.write_text(json.dumps(record, indent=1) + "\n")
     print(f"record: {out}")

@@ -83,10 +83,9 @@ def compare(
         "launches": launches, "front": front, "nvcc": nvcc, "offline": offline, "jobs": jobs, "progress": progress}
     if set(kinds) == {"toolchain"} and device is None and options is None:
         return compare_toolchains(*specs, archs=archs, policy=rules, **static)
-    if len(set(kinds)) > 1 or len(specs) > 2:
-        what = "a toolchain cannot be measured against an environment" if len(set(kinds)) > 1 else \
-            f"{len(specs)} stacks cannot be measured in one comparison"
-        raise UsageError(what, " ".join(specs), "name one base and one candidate of the same kind")
+    if len(set(kinds)) > 1:
+        raise UsageError("a toolchain cannot be measured against an environment", " ".join(specs),
+                         "name a base and candidates of the same kind")
     from . import measuring
     from .bench.controller import Options
 
@@ -97,9 +96,8 @@ def compare(
         from .toolchain_arms import compare_on_device
 
         return compare_on_device(specs, chosen, rules, static, how)
-    base, candidate = specs
     comparison, run = measuring.compare_measured(
-        base, candidate, chosen, policy=rules, implementations=measuring.implementations_of(implementation), **how)
+        *specs, options=chosen, policy=rules, implementations=measuring.implementations_of(implementation), **how)
     return _projected(_finished(comparison, run), workload)
 
 

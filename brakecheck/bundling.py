@@ -1,9 +1,10 @@
-"""Bundles: what an air-gapped machine needs to measure two arms, in one folder that needs nothing but torch there.
+"""Bundles: what an air-gapped machine needs to measure arms, in one folder that needs nothing but torch there.
 
     manifest.json          arms, options, margin; the static comparison of toolchains
     run.py                 measures: python FOLDER/run.py
     brakecheck/            model, stack, ops, kernels, worker, bench of this version
-    cubins/base, .../      kernels by toolchain
+    cubins/0, .../         kernels by toolchain, the base's first
+    overlays/              packages that are put in front of an environment there
     user_ops/              files of operators of the user's own
 """
 
@@ -20,9 +21,10 @@ from . import __version__
 from .api import expanded, kind_of
 from .bench.bundle import HERE, SCHEMA
 from .bench.controller import Options
-from .measuring import implementations_of
+from .measuring import arm_names, implementations_of
 from .model import UsageError
 from .model.codec import encode
+from .stack.environment import OVERLAY, fetch_overlay
 from .verdict.policy import Policy
 
 SHIPPED = ("__init__.py", "model", "stack", "ops", "kernels", "worker", "bench")
@@ -47,17 +49,17 @@ class Bundle:
 
 def write_bundle(specs: Sequence[str], folder: Path, options: Options, policy: Policy, *, arch: str = "sm_90a",
                  implementation: str | None = None, static: dict[str, Any] | None = None) -> Bundle:
-    """Writes the bundle of two stacks into `folder`, which may not exist yet.
+    """Writes the bundle of two stacks or more into `folder`, which may not exist yet.
 
     Environments are named by their path on the machine that measures, and not looked for here; `env:this` is the Python
-    that runs the bundle. Toolchains are compiled here for `arch`. UsageError for stacks that need a network there."""
+    that runs the bundle; overlays (env:this+nvidia-cublas==13.5.1.27) travel in it. Toolchains are compiled here for
+    `arch`. UsageError for stacks that need a network there."""
     if folder.exists():
         raise UsageError("the bundle's folder is there already", str(folder), "remove it, or choose another with -o")
     specs = expanded(specs)
-    if len(specs) != 2:
-        raise UsageError(f"a bundle compares two stacks, found {len(specs)}", " ".join(specs),
-                         "name base and candidate")
-    kinds = {"environment" if s == HERE else kind_of(s) for s in specs}
+    if len(specs) < 2:
+        raise UsageError("a bundle compares two stacks or more", " ".join(specs), "name base and candidate")
+    kinds = {"environment" if OVERLAY.split(s)[0] == HERE else kind_of(s) for s in specs}
     fresh = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
@@ -67,7 +69,7 @@ def write_bundle(specs: Sequence[str], folder: Path, options: Options, policy: P
             arms = _toolchains(specs, arch, fresh, policy, static or {}, told)
             operators: tuple[str, ...] = ()
         elif kinds == {"environment"}:
-            arms = _environments(specs, implementation)
+            arms = _environments(specs, implementation, fresh)
             operators = options.operators
         else:
             raise UsageError("a bundle holds two toolchains or two environments", " ".join(specs),
@@ -98,17 +100,25 @@ def _toolchains(specs: Sequence[str], arch: str, fresh: Path, policy: Policy, st
     built = build(specs, arch, fresh / "cubins", policy, static)
     told["static"] = built.static
     return [{"name": name, "spec": stack.spec, "implementation": IMPLEMENTATION, "toolchain": encode(stack),
-             "cubins": f"cubins/{name}/manifest.json"} for name, stack in zip(("base", "candidate"), built.stacks)]
+             "cubins": f"cubins/{i}/manifest.json"} for i, (name, stack) in enumerate(zip(built.names, built.stacks))]
 
 
-def _environments(specs: Sequence[str], implementation: str | None) -> list[dict[str, Any]]:
+def _environments(specs: Sequence[str], implementation: str | None, fresh: Path) -> list[dict[str, Any]]:
     chosen = implementations_of(implementation)
-    for spec in specs:
-        if spec.startswith("pip:") or "==" in spec or ".toml:" in spec:
+    arms = []
+    for i, (name, spec) in enumerate(zip(arm_names(specs), specs)):
+        base, *overlays = OVERLAY.split(spec)
+        if base.startswith("pip:") or ".toml:" in base:
             raise UsageError("a bundle cannot build an environment where it measures", spec,
                              "name one that is there: env:/path/to/python, launch:COMMAND, or env:this")
-    return [{"name": name, "spec": spec, "implementation": chosen.get(name, "torch")}
-            for name, spec in zip(("base", "candidate"), specs)]
+        if base.startswith("launch:") and overlays:
+            raise UsageError("an overlay cannot be put into a launched environment", spec, "install it in there")
+        for package in overlays:
+            if not (fresh / "overlays" / package).exists():
+                fetch_overlay(package, fresh / "overlays" / package)
+        arms.append({"name": name, "spec": base, "overlays": overlays,
+                     "implementation": chosen.get("base" if i == 0 else "candidate", "torch")})
+    return arms
 
 
 def _package(target: Path) -> None:

@@ -1,6 +1,6 @@
-"""Measuring stacks from Python: `measure` one, `compare_measured` two. What the command line calls.
+"""Measuring stacks from Python: `measure` one, `compare_measured` two or more. What the command line calls.
 
-    comparison, run = compare_measured("env:/a/bin/python", "env:/b/bin/python", Options(budget=600))
+    comparison, run = compare_measured("env:/a/bin/python", "env:/b/bin/python", options=Options(budget=600))
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from .bench import store as stores
 from .bench.bundle import seconds_of
 from .bench.controller import ArmSpec, Controller, DeviceUnusable, Enough, Options
 from .bench.journal import Journal
-from .model import Arm, Comparison, Reason, Run, Stack, UsageError, Verdict
+from .bench.stopping import enough_for
+from .model import Arm, Comparison, Reason, Run, Stack, UsageError, Verdict, distinct
 from .stack.environment import open_environment, read_stack
-from .verdict import statistics, workload
+from .verdict import workload
 from .verdict.merge import compare_run
-from .verdict.policy import MeasuredRules, Policy
+from .verdict.policy import Policy
 
-__all__ = ["NOT_KEPT", "arm", "compare_arms", "compare_measured", "enough_for", "implementations_of", "measure",
+__all__ = ["NOT_KEPT", "arm", "arm_names", "compare_arms", "compare_measured", "implementations_of", "measure",
            "seconds_of", "weights_of"]
 NOT_KEPT = "-"  # as a store: nothing is written, neither journal nor run
 Progress = Callable[[dict[str, Any]], None]
@@ -34,6 +35,13 @@ def arm(name: str, spec: str, implementation: str = "torch", inject: float = 0.0
     file, _, name_there = spec.rpartition(":")
     found = read_stack(file, name_there) if file.endswith(".toml") else open_environment(spec)
     return ArmSpec(name, found, implementation, inject)
+
+
+def arm_names(specs: Sequence[str]) -> list[str]:
+    """base and candidate; with more arms each is called after its stack, because the report says where it changed."""
+    if len(specs) == 2:
+        return ["base", "candidate"]
+    return distinct([spec.rpartition(".toml:")[2] for spec in specs])
 
 
 def implementations_of(text: str | None) -> dict[str, str]:
@@ -67,16 +75,6 @@ def weights_of(file: str) -> dict[str, float]:
     if not weights or not numbers:
         raise UsageError("a workload is a share of time for each operator", file, example)
     return {str(k): float(v) for k, v in weights.items()}
-
-
-def enough_for(rules: MeasuredRules, precision: float | None = None) -> Enough:
-    """The stopping rule the controller is given: half width at most `precision` (half the margin unless given)."""
-    goal = rules.margin if precision is None else 2 * precision
-
-    def enough(base: Sequence[float], candidate: Sequence[float]) -> bool:
-        return statistics.precise_enough(statistics.paired(base, candidate), goal)
-
-    return enough
 
 
 def _journal(store: str, resume: str | None) -> Path:
@@ -142,7 +140,7 @@ def _run_all(controllers: Sequence[Controller], command: Sequence[str]) -> list[
 
 def _merged(runs: Sequence[Run]) -> Run:
     timing = {k: sum(r.timing[k] for r in runs) for k in runs[0].timing}
-    timing["wall"] = max(r.timing["wall"] for r in runs)
+    timing.update({k: max(r.timing[k] for r in runs) for k in ("wall", "controller_mib")})
     return replace(runs[0], measurements=tuple(m for r in runs for m in r.measurements), timing=timing,
                    complete=all(r.complete for r in runs),
                    warnings=tuple(dict.fromkeys(w for r in runs for w in r.warnings)))
@@ -157,17 +155,18 @@ def measure(spec: str, options: Options | None = None, *, implementation: str = 
                 command)
 
 
-def compare_measured(base: str, candidate: str, options: Options | None = None, *, policy: Policy | None = None,
-                     implementations: dict[str, str] | None = None, inject: float = 0.0, precision: float | None = None,
-                     store: str | None = None, resume: str | None = None, progress: Progress = lambda _: None,
-                     command: Sequence[str] = ()) -> tuple[Comparison, Run | None]:
-    """Measures two stacks side by side and judges them. Returns the comparison and the run that was kept; no run when
-    a stack cannot use the device, which withholds the verdict.
+def compare_measured(*specs: str, options: Options | None = None, policy: Policy | None = None,
+                     implementations: dict[str, str] | None = None, inject: Sequence[float] = (),
+                     precision: float | None = None, store: str | None = None, resume: str | None = None,
+                     progress: Progress = lambda _: None, command: Sequence[str] = ()) -> tuple[Comparison, Run | None]:
+    """Measures stacks side by side, the first the base of all others, and judges them. Returns the comparison and the
+    run that was kept; no run when a stack cannot use the device, which withholds the verdict.
 
-    inject: share of extra work in the candidate's timed windows (to test the power of this very verdict)."""
+    inject: for each candidate the share of extra work in its timed windows (to test the power of this very verdict)."""
     chosen = implementations or {}
-    arms = [arm("base", base, chosen.get("base", "torch")),
-            arm("candidate", candidate, chosen.get("candidate", "torch"), inject)]
+    extra = [0.0, *inject, *[0.0] * len(specs)]
+    arms = [arm(name, spec, chosen.get("base" if i == 0 else "candidate", "torch"), extra[i])
+            for i, (name, spec) in enumerate(zip(arm_names(specs), specs))]
     return compare_arms(arms, options or Options(), policy or Policy(), precision=precision, store=store, resume=resume,
                         progress=progress, command=command)
 
@@ -177,7 +176,8 @@ def compare_arms(arms: Sequence[ArmSpec], options: Options, policy: Policy, *, p
                  progress: Progress = lambda _: None, command: Sequence[str] = ()) -> tuple[Comparison, Run | None]:
     """As `compare_measured`, with arms that are open. static: of their toolchains, kept with the run."""
     try:
-        run = _run(arms, options, enough_for(policy.measured, precision), store, resume, progress, command, static)
+        enough = enough_for(policy.measured.margin, precision or 0.0)
+        run = _run(arms, options, enough, store, resume, progress, command, static)
     except DeviceUnusable as problem:
         return _withheld(arms, problem, options), None
     return compare_run(run, policy), run

@@ -33,10 +33,11 @@ IMPLEMENTATION = "cuda"
 
 @dataclass(frozen=True)
 class Built:
-    """What two toolchains made of the catalogue. manifests: one for each arm, of the kernels that have to be timed;
-    static: for Run.static; result: the static comparison."""
+    """What toolchains made of the catalogue. names: of the arms; manifests: one for each, of the kernels that have to
+    be timed; static: for Run.static; result: the static comparison."""
 
     result: Result
+    names: tuple[str, ...]
     manifests: tuple[Path, ...]
     stacks: tuple[Stack, ...]
     static: dict[str, Any]
@@ -57,7 +58,7 @@ def compare_on_device(specs: Sequence[str], options: Options, policy: Policy, st
             return built.result
         environment = open_environment(f"env:{sys.executable}")
         arms = [ArmSpec(name, environment, IMPLEMENTATION, cubins=str(manifest), toolchain=stack)
-                for name, manifest, stack in zip(("base", "candidate"), built.manifests, built.stacks)]
+                for name, manifest, stack in zip(built.names, built.manifests, built.stacks)]
         comparison, run = compare_arms(arms, replace(options, operators=()), policy, static=built.static, **how)
         environment_told = {"brakecheck": __version__, **comparison.environment}
         return Result(replace(comparison, environment=environment_told), built.result.units, run)
@@ -81,15 +82,16 @@ def arch_of_device(device: str) -> str:
 
 
 def build(specs: Sequence[str], arch: str, folder: Path, policy: Policy, static: dict[str, Any]) -> Built:
-    """Compiles the catalogue for one architecture with two toolchains and writes `folder`/base and `folder`/candidate:
-    manifest.json (worker/cubins.py) and the cubins of the kernels that are not the same."""
+    """Compiles the catalogue for one architecture with each toolchain and writes a folder an arm, `folder`/0 for the
+    base: manifest.json (worker/cubins.py) and the cubins of the kernels that are not the same everywhere."""
     result = compare_toolchains(*specs, archs=[arch], policy=policy, **static)
+    arms = [a.name for a in result.comparison.arms] if len(specs) > 2 else ["base", "candidate"]
     sources = collect_sources(None, operators=static.get("operators") or (), defines=static.get("defines") or ())
     defines = tuple(static.get("defines") or ())
-    made = {(s.path, s.std, s.defines): dict(zip(("base", "candidate"), pair))
-            for s, *pair in zip(sources, *result.units)}
+    made = {(s.path, s.std, s.defines): dict(zip(arms, units)) for s, *units in zip(sources, *result.units)}
     timed: dict[str, list[list[str]]] = {}
-    rows: dict[str, list[dict[str, Any]]] = {"base": [], "candidate": []}
+    rows: dict[str, list[dict[str, Any]]] = {arm: [] for arm in arms}
+    folders = {arm: folder / str(i) for i, arm in enumerate(arms)}
     for operator in catalogue().values():
         for kernel in operator.kernels:
             units = made.get((str(kernel.path), kernel.std, (*kernel.defines, *defines)), {})
@@ -97,21 +99,21 @@ def build(specs: Sequence[str], arch: str, folder: Path, policy: Policy, static:
                 continue
             entries = {arm: _entries(unit, [e.expression for e in kernel.entries]) for arm, unit in units.items()}
             code = [[_code(units[arm], name) for name in entries[arm].values()] for arm in units]
-            if code[0] == code[1] and None not in code[0]:
+            if all(c == code[0] for c in code) and None not in code[0]:
                 continue
             names = {n for e in entries.values() for n in e.values()}
             timed[f"{operator.name} {kernel.name}"] = _static_of(result, str(kernel.path), names, set(kernel.defines))
             for arm, unit in units.items():
                 rows[arm].append({"operator": operator.name, "kernel": kernel.name, "entries": entries[arm],
-                                  "cubin": _copied(unit, folder / arm)})
+                                  "cubin": _copied(unit, folders[arm])})
     manifests = []
     for arm, found in rows.items():
-        (folder / arm).mkdir(parents=True, exist_ok=True)
-        manifests.append(folder / arm / "manifest.json")
+        folders[arm].mkdir(parents=True, exist_ok=True)
+        manifests.append(folders[arm] / "manifest.json")
         manifests[-1].write_text(json.dumps({"arch": arch, "kernels": found}, indent=1))
     told = _portable({"comparison": result.to_json(), "timed": timed})
     stacks = tuple(decode(Stack, _portable(encode(a.stack))) for a in result.comparison.arms)
-    return Built(result, tuple(manifests), stacks, told)
+    return Built(result, tuple(arms), tuple(manifests), stacks, told)
 
 
 def _portable(data: Any) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from . import __version__
-from .model import Arm, Source, Unit, UsageError
+from .model import Arm, Source, Unit, UsageError, distinct
 from .result import Result
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def compare_toolchains(
     ready = iter(analyse(together, chosen, tools.nvdisasm, jobs=jobs, progress=progress))
     analysed = [[next(ready) for _ in side] for side in units]
     check_launches((unit for side in analysed for unit in side), chosen)
-    arms = [Arm(name, stack.stack) for name, stack in zip(_arm_names([s.stack.name for s in stacks]), stacks)]
+    arms = [Arm(name, stack.stack) for name, stack in zip(distinct([s.stack.name for s in stacks]), stacks)]
     swapped = {(ptx, arms[j].name): unit for (ptx, j), unit in zip(crossed, ready)}
     comparison = compare_static(arms, analysed, chosen, rules, crossed=swapped)
     environment = {
@@ -169,10 +169,3 @@ def _check_archs(sources: Sequence[Source], archs: Sequence[str], own: bool) -> 
     if idle and (own or len(idle) == len(sources)):
         name, meant = Path(idle[0].path).name, idle[0].meant
         raise UsageError(f"{name} is for {meant}, and not for {', '.join(archs)}", "--arch", "add one that it is for")
-
-
-def _arm_names(names: Sequence[str]) -> List[str]:
-    """Distinct names: an A/A comparison has the same stack twice."""
-    return [
-        name if names.index(name) == i else f"{name} (#{names[: i + 1].count(name)})" for i, name in enumerate(names)
-    ]

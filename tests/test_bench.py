@@ -15,10 +15,11 @@ from brakecheck.model import BrakecheckError, State, UsageError, Verdict
 from brakecheck.stack.environment import Environment, open_environment, read_stack, stack_names
 from brakecheck.verdict.measured_verdict import compare_runs
 from brakecheck.verdict.policy import MeasuredRules
+from brakecheck.verdict.several import compare_several
 
 FAKE = str(Path(__file__).parent / "measure" / "fake_worker.py")
 OPS = str(Path(__file__).parent / "measure" / "my_ops.py")
-ENOUGH = measuring.enough_for(MeasuredRules())
+ENOUGH = measuring.enough_for(MeasuredRules().margin)
 
 
 def fake(folder, name, *faults, level=10.0, noise=0.001, inject=0.0):
@@ -122,7 +123,8 @@ def test_pattern_and_names_choose_cases(tmp_path):
 
 def test_cases_of_several_devices_are_shared_out_and_merged(tmp_path, monkeypatch):
     monkeypatch.setattr(measuring, "arm", lambda name, *_: fake(tmp_path, name))
-    found, run = measuring.compare_measured("a", "b", Options(device="cpu,cpu", max_pairs=8), store=str(tmp_path / "s"))
+    found, run = measuring.compare_measured("a", "b", options=Options(device="cpu,cpu", max_pairs=8),
+                                            store=str(tmp_path / "s"))
     assert {d.operator: d.state for d in found.deltas} == dict.fromkeys(("op0", "op1", "op2"), State.SAME)
     assert run.options["device"] == "cpu,cpu" and not list((tmp_path / "s" / ".journals").iterdir())
     with pytest.raises(UsageError, match="nothing to resume"):
@@ -234,7 +236,7 @@ def test_added_work_is_found_and_told_from_equal_work(tmp_path):
         settle=False,
         plan={"clock": "cpu-time", "visit_us": 40_000, "sample_us": 1000},
     )
-    found, run = measuring.compare_measured(spec, spec, options, inject=4.0, store=str(tmp_path))
+    found, run = measuring.compare_measured(spec, spec, options=options, inject=[4.0], store=str(tmp_path))
     (delta,) = found.deltas
     assert delta.state is State.SLOWER and 2 < delta.ratio < 12 and found.verdict is Verdict.BRAKE
     assert delta.base["numerics"]["ok"] and delta.base["numerics"]["digest"] == delta.candidate["numerics"]["digest"]
@@ -243,3 +245,18 @@ def test_added_work_is_found_and_told_from_equal_work(tmp_path):
     base = replace(run, id="other", measurements=run.of_arm("base"))
     (same,) = compare_runs(base, replace(base, id="again")).deltas
     assert same.state is not State.SLOWER
+
+
+def test_several_candidates_share_the_base_and_each_stops_on_its_own(tmp_path):
+    arms = [fake(tmp_path, "a"), fake(tmp_path, "b"), fake(tmp_path, "c", "op1=slow", noise=0.01)]
+    found = controller(arms)
+    run = found.run()
+    order = list(dict.fromkeys((v["arm"], v["pair"]) for v in found.journal.of("visit")))
+    there, back = order[:3], order[3:6]
+    assert [arm for arm, _ in back] == [arm for arm, _ in reversed(there)] and {p for _, p in there} == {0}
+    blocks = {(m.arm, m.operator): len(m.blocks) for m in run.measurements}
+    assert blocks["b", "op0"] < blocks["c", "op0"] == blocks["a", "op0"]
+    compared = compare_several(run)
+    states = {(d.step, d.operator): d.state for d in compared.deltas}
+    assert states[("a", "c"), "op1"] is State.SLOWER and states[("a", "b"), "op1"] is State.SAME
+    assert compared.environment["verdicts"] == {"b": "GO", "c": "BRAKE"}

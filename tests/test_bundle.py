@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from brakecheck import bundling, toolchain_arms
-from brakecheck.bench.bundle import enough, measure_bundle, read_manifest
+from brakecheck.bench.bundle import measure_bundle, read_manifest
 from brakecheck.bench.controller import Options
+from brakecheck.bench.stopping import enough_for
 from brakecheck.cli import main
 from brakecheck.model import UnavailableError, UsageError
 from brakecheck.verdict.policy import Policy
@@ -74,7 +75,7 @@ def test_bundles_that_cannot_be_made(tmp_path):
 
     (tmp_path / "there").mkdir()
     assert "is there already" in refused("env:this", "env:this", folder="there")
-    assert "found 1" in refused("env:this") and "cannot build" in refused("env:this", "pip:torch==2.12.0")
+    assert "two stacks or more" in refused("env:this") and "cannot build" in refused("env:this", "pip:torch==2.12.0")
     assert "two toolchains or two environments" in refused("env:this", "cuda==12.9")
     assert not (tmp_path / "new").exists() and not list(tmp_path.glob(".new*"))
     with pytest.raises(UsageError, match="no bundle"):
@@ -86,7 +87,7 @@ def test_bundles_that_cannot_be_made(tmp_path):
 
 
 def test_the_rule_without_scipy_stops_on_width():
-    rule = enough(0.01)
+    rule = enough_for(0.01)
     assert not rule([1.0] * 3, [1.0] * 3) and rule([1.0, 1.001, 1.0, 1.0], [1.0] * 4)
     assert not rule([1.0, 1.1, 1.0, 0.9], [1.0] * 4) and rule([1.0, 1.01, 1.0, 0.99], [2.0] * 4)
 

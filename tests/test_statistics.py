@@ -5,26 +5,25 @@ import math
 import numpy as np
 import pytest
 
+from brakecheck.bench.stopping import enough_for, interval
 from brakecheck.model import State
 from brakecheck.verdict import signals, statistics
 
 MARGIN = 0.01
+ENOUGH = enough_for(MARGIN)
 
 
 def simulate(rng, effect, spread, outliers=0.0, order=0.0, most=24):
     """One case as the controller measures it: visits with their own level, pairs added until precise enough."""
     base, candidate = [], []
-    estimate = None
     for k in range(most):
         a, b = rng.normal(0, spread, 2) + (rng.random(2) < outliers) * rng.exponential(0.1, 2)
         second = order if k % 2 == 0 else -order  # ABBA: carry-over hits the other arm in the next pair
         base.append(math.exp(a))
         candidate.append(math.exp(b + second) * (1 + effect))
-        if k % 2 == 1:
-            estimate = statistics.paired(base, candidate)
-            if statistics.precise_enough(estimate, MARGIN):
-                break
-    return estimate
+        if k % 2 == 1 and ENOUGH(base, candidate):
+            break
+    return statistics.paired(base, candidate)
 
 
 def shares(seed, cases, **how):
@@ -132,8 +131,28 @@ def test_pairing_removes_what_both_arms_share_and_unpaired_is_wider():
 
 
 def test_large_change_stops_early():
-    assert statistics.precise_enough(statistics.Estimate(math.log(34), 0.05, 3, 4), MARGIN)
-    assert not statistics.precise_enough(statistics.Estimate(math.log(1.1), 0.05, 3, 4), MARGIN)
+    wide = [0.95, 1.0, 1.0, 1.05]
+    assert ENOUGH([1.0] * 4, [34 * w for w in wide])
+    assert not ENOUGH([1.0] * 4, [1.1 * w for w in wide])
+
+
+def test_the_interval_that_stops_is_the_one_that_judges():
+    rng = np.random.default_rng(11)
+    for n in (4, 9, 10, 25, 31):
+        logs = rng.standard_t(3, n) * 0.01
+        estimate = statistics.paired([1.0] * n, np.exp(logs))
+        assert interval(logs) == pytest.approx((estimate.log_ratio, estimate.half_width), rel=2e-4)
+
+
+def test_one_and_a_half_percent_is_found_although_the_margin_is_one():
+    found, covered, pairs = shares(12, 300, effect=0.015, spread=0.0035, most=40)
+    assert found[State.SLOWER] >= 0.95 and found[State.FASTER] == 0
+    assert covered >= 0.90 and pairs < 24
+
+
+def test_a_half_percent_is_the_same_and_not_called_slower():
+    found, _, _ = shares(13, 300, effect=0.005, spread=0.0035, most=40)
+    assert found[State.SLOWER] <= 0.01 and found[State.SAME] >= 0.9
 
 
 def test_order_effect_sees_carry_over_and_noise_floor_ignores_one_bad_visit():

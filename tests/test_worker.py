@@ -10,6 +10,7 @@ from brakecheck.bench.process import WorkerLost, WorkerProcess
 from brakecheck.model import UnavailableError
 from brakecheck.stack.environment import Environment, check_overlays, put_in_front
 from brakecheck.worker import numerics, timers
+from brakecheck.worker.device import cpu_cache_bytes
 from brakecheck.worker.fingerprint import mixed_sets
 
 OPS = str(Path(__file__).parent / "measure" / "my_ops.py")
@@ -32,12 +33,13 @@ def ask(worker, implementation, operator="axpy", case="n=16384 float32", **more)
 
 def test_a_block_has_times_key_memory_and_right_numerics(worker):
     result = ask(worker, "torch", case="n=131072 float32")["result"]
+    cold = 2 * (cpu_cache_bytes() or 32 << 20) <= timers.MOST_BUFFERS * 12 * 131072  # some servers have 300 MiB
     assert result["key"] == {
         "timer": "cpu-time",
         "mode": "eager",
         "duty": "burst",
         "harness": "1",
-        "cache": "cold",
+        "cache": "cold" if cold else "warm",
         "inputs": "normal(mean=0.0 std=1.0)",
     }
     assert len(result["us"]) >= 7 and min(result["us"]) > 1

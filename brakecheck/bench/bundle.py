@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import statistics
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,15 +17,13 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from ..model import BrakecheckError, Run, Stack, UsageError
 from ..model.codec import decode, encode
-from ..stack.environment import open_environment
+from ..stack.environment import open_environment, put_in_front
 from .controller import ArmSpec, Controller, Options
 from .journal import Journal
+from .stopping import enough_for
 
 SCHEMA = "brakecheck/bundle/1"
 HERE = "env:this"  # the Python that runs the bundle
-# Student's t at 97.5 % for 1 to 30 degrees of freedom (any table of it), as scipy may not be here.
-T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-        2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)
 
 
 def is_bundle(folder: str) -> bool:
@@ -47,19 +43,6 @@ def read_manifest(folder: Path, must: bool = True) -> Dict[str, Any]:
     return {}
 
 
-def enough(margin: float, least: int = 4) -> Any:
-    """The stopping rule without scipy: half width of the untrimmed interval at most half the margin, or a tenth of the
-    change. The verdict, which is made elsewhere, trims; this only decides when to stop."""
-    def rule(base: Sequence[float], candidate: Sequence[float]) -> bool:
-        logs = [math.log(b / a) for a, b in zip(base, candidate)]
-        if len(logs) < least:
-            return False
-        half = T975[min(len(logs), len(T975)) - 2] * statistics.stdev(logs) / math.sqrt(len(logs))
-        return half <= max(margin / 2, abs(statistics.mean(logs)) / 10)
-
-    return rule
-
-
 def measure_bundle(folder: Path, device: str, budget: float, python: Optional[str] = None,
                    progress: Any = lambda _: None, command: Sequence[str] = ()) -> Run:
     """The run of a bundle's arms, resumed from its journal when there is one. python: of the arms that name none."""
@@ -71,6 +54,9 @@ def measure_bundle(folder: Path, device: str, budget: float, python: Optional[st
     arms: List[ArmSpec] = []
     for told in manifest["arms"]:
         environment = open_environment(here if told["spec"] == HERE or told.get("cubins") else told["spec"])
+        for package in told.get("overlays", ()):
+            name, version = package.split("==")
+            environment = put_in_front(environment, name, version, folder / "overlays" / package)
         cubins = str((folder / told["cubins"]).resolve()) if told.get("cubins") else None
         toolchain = decode(Stack, told["toolchain"]) if told.get("toolchain") else None
         arms.append(ArmSpec(told["name"], environment, told["implementation"], cubins=cubins, toolchain=toolchain))
@@ -78,7 +64,7 @@ def measure_bundle(folder: Path, device: str, budget: float, python: Optional[st
     options = Options(device=device, operators=tuple(chosen["operators"]), cases=chosen["cases"], seed=chosen["seed"],
                       ops=tuple(str(folder / f) for f in chosen["ops"]), budget=budget, plan=chosen["plan"])
     journal = folder / f"journal-{device.replace(':', '')}.jsonl"
-    run = Controller(arms, options, enough(manifest["margin"]), Journal(journal), progress).run(command)
+    run = Controller(arms, options, enough_for(manifest["margin"]), Journal(journal), progress).run(command)
     if run.complete:
         journal.unlink()
     return replace(run, static=manifest.get("static"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import random
+import resource
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -76,7 +77,10 @@ class Options:
 
 
 class Controller:
-    """Measures `arms` (one, or two to compare) over the cases. `journal` may hold an earlier part of the same run."""
+    """Measures `arms` over the cases: one, or a base and its candidates. `journal` may hold an earlier part of the run.
+
+    A case is measured on a candidate until that pair of arms is precise enough; on the base while any candidate needs
+    it."""
 
     def __init__(self, arms: Sequence[ArmSpec], options: Options, enough: Enough, journal: Journal | None = None,
                  progress: Callable[[dict[str, Any]], None] = lambda _: None) -> None:
@@ -86,9 +90,9 @@ class Controller:
         self.seconds = {"measuring": 0.0, "starting": 0.0}
         self.hello = {"device": options.device, "ops": [str(Path(o).resolve()) for o in options.ops],
                       "threads": options.threads if options.device == "cpu" else None}
-        self.active: list[Case] = []
+        self.active: dict[int, list[Case]] = {}  # by arm
         self.stopped = False  # set from another thread: stop as if interrupted
-        self.step = 2 if len(self.arms) == 2 else 1  # pairs of a round: a quadruple, or one visit of a single arm
+        self.step = 2 if len(self.arms) > 1 else 1  # pairs of a round: there and back, or one visit of a single arm
         self.calls = {(e["operator"], e["case"]): e["result"]["calls"] for e in reversed(self.journal.of("visit"))
                       if e["ok"]}
         self.workers: list[WorkerProcess] = []
@@ -126,7 +130,8 @@ class Controller:
                 self._introduce(index, arm, worker)
                 worker.close()
         catalogues = [e["cases"] for e in self.journal.of("stack")]
-        self.active = self._choose(catalogues)
+        cases = self._choose(catalogues)
+        self.active = {arm: list(cases) for arm in range(len(self.arms))}
 
     def _introduce(self, index: int, arm: ArmSpec, worker: WorkerProcess) -> None:
         begin = time.monotonic()
@@ -174,7 +179,7 @@ class Controller:
             self._retire_cases()
         waiting: list[tuple[int, int, WorkerProcess]] = []
         ahead = self.options.device != "cpu"  # a worker that starts on the CPU disturbs one that measures there
-        while self.active and done_pairs < self.options.max_pairs:
+        while any(self.active.values()) and done_pairs < self.options.max_pairs:
             if done_pairs >= 2 and self._left() <= 0:
                 return False
             visits = waiting or self._start(done_pairs)
@@ -190,17 +195,18 @@ class Controller:
             done_pairs += self.step
             self.journal.add({"event": "round", "pairs": done_pairs})
             self._retire_cases()
-        return not self.active
+        return not any(self.active.values())
 
     def _left(self) -> float:
         return self.options.budget - (time.monotonic() - self.begin)
 
     def _order(self, first_pair: int) -> list[tuple[int, int]]:
-        """(arm, pair) of a round's visits: ABBA or BAAB by the seed, so that a drift straight in time cancels."""
-        if len(self.arms) == 1:
-            return [(0, first_pair)]
-        a = random.Random(f"{self.options.seed} order {first_pair}").randrange(2)
-        return [(a, first_pair), (1 - a, first_pair), (1 - a, first_pair + 1), (a, first_pair + 1)]
+        """(arm, pair) of a round's visits: ABBA or BAAB by the seed, with more arms one order and then the same
+        backwards, so that a drift straight in time cancels."""
+        arms = [arm for arm, cases in self.active.items() if cases]
+        random.Random(f"{self.options.seed} order {first_pair}").shuffle(arms)
+        there, back = ([(arm, pair) for arm in arms] for pair in (first_pair, first_pair + 1))
+        return [*there, *reversed(back)] if self.step == 2 else there
 
     def _start(self, first_pair: int) -> list[tuple[int, int, WorkerProcess]]:
         visits = []
@@ -229,7 +235,7 @@ class Controller:
 
     def _visit(self, arm: int, pair: int, worker: WorkerProcess) -> None:
         """One process measures every active case once; a worker that is lost is replaced for the cases after."""
-        cases = list(self.active)
+        cases = list(self.active[arm])
         if self.options.shuffle:  # the same order in both visits of a pair: what ran before is then equal too
             random.Random(f"{self.options.seed} cases {pair}").shuffle(cases)
         done = {(e["operator"], e["case"]) for e in self.journal.of("visit") if (e["arm"], e["pair"]) == (arm, pair)}
@@ -253,7 +259,7 @@ class Controller:
             if answer["ok"]:
                 self.calls.setdefault((operator, case), answer["result"]["calls"])
             self.progress({"arm": self.arms[arm].name, "pair": pair, "operator": operator, "case": case,
-                           "ok": answer["ok"], "active": len(self.active), "left": self._left()})
+                           "ok": answer["ok"], "active": len(self.active[0]), "left": self._left()})
         worker.close()
         self.workers.remove(worker)
 
@@ -280,16 +286,20 @@ class Controller:
                 medians.setdefault(where, {})[e["pair"]] = (us[(len(us) - 1) // 2] + us[len(us) // 2]) / 2
             else:
                 failures.setdefault(where, []).append(e["state"])
-        keep = []
-        for case in self.active:
-            failed = any(len(f) > 1 or f[0] in AT_ONCE for f in
-                         (failures.get((arm, case), []) for arm in range(len(self.arms))) if f)
-            sides = [medians.get((arm, case), {}) for arm in range(len(self.arms))]
-            pairs = sorted(set(sides[0]).intersection(*sides[1:]))
-            enough = self.enough([sides[0][p] for p in pairs], [sides[-1][p] for p in pairs])
-            if not failed and not enough:
-                keep.append(case)
-        self.active = keep
+        def failed(arm: int, case: Case) -> bool:
+            states = failures.get((arm, case), [])
+            return len(states) > 1 or any(state in AT_ONCE for state in states)
+
+        def needed(case: Case, arm: int) -> bool:
+            base, candidate = medians.get((0, case), {}), medians.get((arm, case), {})
+            pairs = sorted(set(base) & set(candidate))
+            return not (failed(0, case) or failed(arm, case)
+                        or self.enough([base[p] for p in pairs], [candidate[p] for p in pairs]))
+
+        compared = range(1, len(self.arms)) if len(self.arms) > 1 else (0,)
+        self.active.update({arm: [c for c in self.active[arm] if needed(c, arm)] for arm in compared})
+        wanted = {case for arm in compared for case in self.active[arm]}
+        self.active[0] = [case for case in self.active[0] if case in wanted]
 
     # ---- the result -------------------------------------------------------------------------------------------------
     def _assemble(self, complete: bool, command: Sequence[str]) -> Run:
@@ -302,7 +312,8 @@ class Controller:
         found = journals.measurements(self.journal.events, [a.name for a in self.arms], device["arch"])
         warnings = tuple(f"{a.name}: {w}" for a, s in zip(self.arms, stacks)
                          for w in s["fingerprint"].get("warnings", ()))
-        timing = {"wall": time.monotonic() - self.begin, **self.seconds}
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB on Linux
+        timing = {"wall": time.monotonic() - self.begin, **self.seconds, "controller_mib": peak / 1024}
         stamp = created[:19].replace("-", "").replace(":", "").replace("T", "-")
         unique = secrets.token_hex(4)  # several writers may start in the same second, with equal options
         return Run(f"{stamp}-{unique}", created, arms, device, found, _plain(asdict(self.options)), tuple(command),

@@ -5,11 +5,11 @@ from .codec import decode, encode
 from .comparison import Cause, Change, Comparison, Delta, Mitigation, Reason, State, Verdict
 from .errors import BrakecheckError, UnavailableError, UsageError
 from .measurement import Block, Key, Measurement, Run
-from .stack import Arm, Component, Stack
+from .stack import Arm, Component, Stack, distinct
 
 __all__ = [
     "Arm", "Block", "BrakecheckError", "Cause", "Change", "Comparison", "Component", "Delta", "Entry", "KernelCode",
     "Key", "Limit", "Measurement", "Mitigation", "Note", "Occupancy", "Reason", "Resources", "Run", "Source", "Stack",
     "State",
-    "UnavailableError", "Unit", "UsageError", "Verdict", "decode", "encode",
+    "UnavailableError", "Unit", "UsageError", "Verdict", "decode", "distinct", "encode",
 ]

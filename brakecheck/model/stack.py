@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Dict, Optional, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 
 @dataclass(frozen=True)
@@ -36,3 +36,9 @@ class Arm:
     name: str
     stack: Stack
     implementation: str = "cuda"
+
+
+def distinct(names: Sequence[str]) -> List[str]:
+    """Names told apart, where a stack is there twice: "a", "a (#2)"."""
+    return [name if names.index(name) == i else f"{name} (#{names[: i + 1].count(name)})"
+            for i, name in enumerate(names)]

@@ -152,9 +152,13 @@ def _overlaid(base: Environment, package: str) -> Environment:
     name, version = package.split("==")
     digest = hashlib.sha256(package.encode()).hexdigest()[:16]
     folder = cache.root() / "overlays" / f"{name}-{version}-{digest}"
-    cache.build(folder, lambda into: _uv("pip", "install", "--quiet", "--no-deps", "--python", base.command[-1],
-                                          "--target", str(into), package))
+    cache.build(folder, lambda into: fetch_overlay(package, into, base.command[-1]))
     return put_in_front(base, name, version, folder)
+
+
+def fetch_overlay(package: str, into: Path, python: str = sys.executable) -> None:
+    """Installs one package without what it depends on into a folder of its own. UnavailableError when it cannot be."""
+    _uv("pip", "install", "--quiet", "--no-deps", "--python", python, "--target", str(into), package)
 
 
 def put_in_front(base: Environment, name: str, version: str, folder: Path) -> Environment:

@@ -26,8 +26,9 @@ def with_static(measured: Comparison, static: dict[str, Any], policy: Policy) ->
     timed = {operator: {tuple(pair) for pair in pairs} for operator, pairs in static["timed"].items()}
     every = {pair for pairs in timed.values() for pair in pairs}
     rest = tuple(d for d in deltas if (d.source, d.case) not in every)
-    told = tuple(_told(d, [s for s in deltas if (s.source, s.case) in timed.get(d.operator, ())])
-                 for d in measured.deltas)
+    several = len(measured.arms) > 2  # then the arms have the toolchains' names, and a step belongs to one pair of them
+    told = tuple(_told(d, [s for s in deltas if (s.source, s.case) in timed.get(d.operator, ())
+                           and (not several or s.step == d.step)]) for d in measured.deltas)
     decision = decide(list(rest), measured.arms[0], measured.arms[-1], policy)
     coverage = dict(Counter(decision.coverage) + Counter(measured.coverage))
     coverage = {**dict.fromkeys((*measured.coverage, *decision.coverage), 0), **coverage}

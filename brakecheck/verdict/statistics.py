@@ -21,12 +21,10 @@ from functools import lru_cache
 import numpy as np
 from scipy import stats
 
+from ..bench.stopping import MIN_PAIRS, TRIM
 from ..model import State
 
-TRIM = 0.1
 CONFIDENCE = 0.95
-MIN_PAIRS = 4  # two ABBA quadruples: both orders twice; simulated error rates are in tests/test_statistics.py
-CLEAR = 10.0   # an effect this many half widths away from zero needs no more precision (t > 30 at four pairs)
 
 
 @lru_cache(maxsize=4096)
@@ -182,16 +180,6 @@ def pairs_needed(estimate: Estimate, margin: float, most: int = 100_000) -> int:
         else:
             low = middle + 1
     return max(low, MIN_PAIRS)
-
-
-def precise_enough(estimate: Estimate | None, margin: float, min_pairs: int = MIN_PAIRS) -> bool:
-    """The stopping rule, on width and never on significance: half width at most half the margin.
-
-    A change so large that the interval is a tenth of it needs no more precision either. That looks at the effect, but
-    only where t exceeds 30: its share of the error rate is below 1e-4 (four pairs) and falls with every pair."""
-    if estimate is None or estimate.count < min_pairs:
-        return False
-    return estimate.half_width <= max(margin / 2, abs(estimate.log_ratio) / CLEAR)
 
 
 def noise_floor(first: Sequence[float], second: Sequence[float]) -> float | None:

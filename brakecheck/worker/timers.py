@@ -60,7 +60,7 @@ class Plan:
     but which does not see waiting."""
 
     sample_us: float = 2000.0
-    visit_us: float = 200_000.0
+    visit_us: float = 100_000.0
     min_samples: int = 7
     max_samples: int = 50
     duty: str = "burst"
@@ -248,7 +248,7 @@ def event_samples(device: Device, rotation: Rotation, plan: Plan) -> Sampled:
     return _sample(device, plan, Sampled("cuda-events", "eager", calls, extra), window)
 
 
-def wall_samples(device: Device, rotation: Rotation, plan: Plan, count: int = 5) -> List[float]:
+def wall_samples(device: Device, rotation: Rotation, plan: Plan, count: int = 3) -> List[float]:
     """Wall time of eager calls, host included, with one synchronisation at the end of each window."""
     calls = max(1, min(plan.calls or 1, 200))
     order, _ = order_of(calls, plan.inject if calls * plan.inject >= 1 else 0.0)
