@@ -38,7 +38,7 @@ def test_a_block_has_times_key_memory_and_right_numerics(worker):
         "timer": "cpu-time",
         "mode": "eager",
         "duty": "burst",
-        "harness": "1",
+        "harness": "2",
         "cache": "cold" if cold else "warm",
         "inputs": "normal(mean=0.0 std=1.0)",
     }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import math
 import random
 import resource
 import secrets
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -268,7 +270,7 @@ class Controller:
         plan: dict[str, Any] = {**self.options.plan, "inject": spec.inject}
         injected = [a.inject for a in self.arms if a.inject > 0]
         if injected:  # the other arm gets windows of the same length
-            plan["granularity"] = max(plan.get("granularity", 1), *(int(1 / i + 0.999) for i in injected))
+            plan["granularity"] = math.lcm(*(Fraction(i).limit_denominator(1000).denominator for i in injected))
         if (operator, case) in self.calls:  # chosen by the first visit: both arms then time the same windows
             plan["calls"] = self.calls[(operator, case)]
         return {"do": "measure", "operator": operator, "case": case, "implementation": spec.implementation,

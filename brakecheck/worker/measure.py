@@ -11,8 +11,20 @@ from . import memory, numerics, timers
 from .device import Device
 from .layouts import check_layouts, layouts_for
 
-HARNESS = "1"  # raised whenever timing or what is timed changes: blocks of unlike harnesses are never compared
+HARNESS = "2"  # raised whenever timing or what is timed changes: blocks of unlike harnesses are never compared
 REPEATS = 4    # launches that must give the same bits
+
+
+class Laps:
+    """What a visit spends its time on, in seconds by part."""
+
+    def __init__(self) -> None:
+        self.seconds: Dict[str, float] = {}
+        self.begin = time.perf_counter()
+
+    def end(self, part: str, but: float = 0.0) -> None:
+        now = time.perf_counter()
+        self.seconds[part], self.begin = now - self.begin - but, now
 
 
 def find(operators: Dict[str, Any], operator: str, case: str,
@@ -37,17 +49,23 @@ def measure(device: Device, operators: Dict[str, Any], request: Dict[str, Any]) 
     seed = int(request.get("seed", 0))
     known = {f.name for f in fields(timers.Plan)}
     plan = timers.Plan(**{k: v for k, v in request.get("plan", {}).items() if k in known})
+    laps = Laps()
     settled = device.settle() if request.get("settle", True) else {"seconds": 0.0, "settled": False}
+    laps.end("settle")
     watch = memory.Watch(device)
     make = _make(device, seed)
     inputs = op.make_inputs(case, make)
     outputs, first = _first_calls(device, function, case, inputs)
     used = watch.report()
+    laps.end("first_call")
     rotation = _rotation(device, op, case, function, inputs, outputs, seed)
+    laps.end("inputs")
     if plan.duty == "sustained":
         timers.warm_up(device, rotation, 1.0)
     before, energy, begin = device.state(), _energy(device), time.time()
     sampled, captured = _time(device, rotation, plan)
+    laps.end("capture_and_warm_up", but=sampled.seconds)
+    laps.seconds["sampling"] = sampled.seconds
     after, energy_after = device.state(), _energy(device)
     result: Dict[str, Any] = {
         "key": {"timer": sampled.timer, "mode": sampled.mode, "duty": plan.duty, "harness": HARNESS,
@@ -55,8 +73,9 @@ def measure(device: Device, operators: Dict[str, Any], request: Dict[str, Any]) 
         "us": sampled.us, "calls": sampled.calls, "extra_calls": sampled.extra, "clocks": sampled.clocks,
         "buffers": len(rotation.buffers), "started": begin, "settle": settled, "before": before, "after": after,
         "wall_us": timers.wall_samples(device, rotation, plan) if device.cuda else None,
-        "first_call_ms": first, "memory": used,
+        "first_call_ms": first, "memory": used, "spent": laps.seconds,
     }
+    laps.end("wall")
     if sampled.note:
         result["note"] = sampled.note
     if energy is not None and energy_after is not None and energy_after > energy:
@@ -68,6 +87,7 @@ def measure(device: Device, operators: Dict[str, Any], request: Dict[str, Any]) 
         result["numerics"] = _check(device, op, case, function, seed, outputs, captured)
         result["retention"] = memory.retention(device, lambda: function(case, **inputs))
         result["kernel_sum"] = _profile(device, rotation)
+        laps.end("checks")
     return {k: v for k, v in result.items() if v is not None}
 
 
