@@ -55,7 +55,8 @@ class ArmSpec:
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure and how long. device: cpu, cuda:0. operators: names; empty means all. cases: a glob pattern.
+    """What to measure and how long. device: cpu, cuda:0. operators: names; empty means all. cases: glob
+    patterns over CASE or "OPERATOR CASE", separated by |.
 
     budget: seconds in all. max_pairs: most pairs a case gets. limit: seconds a visit of one case may take before it
     counts as hung. threads: of a CPU worker (one: two threads that share a busy machine time each other).
@@ -164,7 +165,8 @@ class Controller:
                 if not self.options.operators and arm.implementation not in entry["implementations"]:
                     continue
                 for case in entry["cases"]:
-                    if any(fnmatch.fnmatch(name, self.options.cases) for name in (case, f"{operator} {case}")):
+                    if any(fnmatch.fnmatch(name, pattern.strip()) for name in (case, f"{operator} {case}")
+                           for pattern in self.options.cases.split("|")):
                         merged[(operator, case)] = None
         if not merged:
             have = ", ".join(sorted({o for c in catalogues for o in c}))

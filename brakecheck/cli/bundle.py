@@ -16,7 +16,7 @@ def bundle(
         help="cuda==12.9 cuda==13.2; or env:PATH of Pythons there, env:this, launch:COMMAND.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to make.")],
     operators: Annotated[str, typer.Option(help="Only these operators, comma-separated.")] = "",
-    cases: Annotated[str, typer.Option(help="Glob pattern over case names.")] = "*",
+    cases: Annotated[str, typer.Option(help="Glob patterns over 'CASE' or 'OPERATOR CASE', with | between.")] = "*",
     arch: Annotated[str, typer.Option(help="Architecture of the GPU there, for toolchains.")] = "sm_90a",
     implementation: Annotated[Optional[str], typer.Option(help="base=torch,candidate=triton, or one name.")] = None,
     ops: Annotated[Optional[List[str]], typer.Option(help="Python file with operators of your own.")] = None,

@@ -31,7 +31,8 @@ def compare(
         help="cpu (default), cuda:0, or cuda:0,cuda:1 to share the cases out.", rich_help_panel=MEASURED)] = None,
     measure: Annotated[bool, typer.Option(
         "--measure", help="Time toolchains too, on cuda:0.", rich_help_panel=MEASURED)] = False,
-    cases: Annotated[str, typer.Option(help="Glob pattern over case names.", rich_help_panel=MEASURED)] = "*",
+    cases: Annotated[str, typer.Option(help="Glob patterns over 'CASE' or 'OPERATOR CASE', with | between.",
+                                       rich_help_panel=MEASURED)] = "*",
     implementation: Annotated[Optional[str], typer.Option(
         help="base=torch,candidate=triton, or one name for both.", rich_help_panel=MEASURED)] = None,
     ops: Annotated[Optional[List[str]], typer.Option(

@@ -22,7 +22,7 @@ from ..model.codec import encode
 
 Device = Annotated[str, typer.Option(help="cpu, cuda:0, ...")]
 Operators = Annotated[Optional[str], typer.Option(help="names separated by commas; all when left out")]
-Cases = Annotated[str, typer.Option(help="glob pattern over case names")]
+Cases = Annotated[str, typer.Option(help="glob patterns over 'CASE' or 'OPERATOR CASE', with | between")]
 Ops = Annotated[Optional[list[str]], typer.Option(help="Python file with operators of your own; may be repeated")]
 Store = Annotated[Optional[str], typer.Option(help="folder or fsspec URL of the run store")]
 Json = Annotated[bool, typer.Option("--json", help="machine-readable output")]
