@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import fnmatch
+import glob
 import json
 import shlex
 import statistics
@@ -20,6 +22,7 @@ from rivals import RULES  # noqa: E402  (beside this file)
 from brakecheck import measuring  # noqa: E402
 from brakecheck.bench.controller import Options  # noqa: E402
 from brakecheck.model import Measurement, Run  # noqa: E402
+from brakecheck.ops.load import load  # noqa: E402
 from brakecheck.verdict.statistics import rate_bound  # noqa: E402
 
 
@@ -34,6 +37,7 @@ def parser(about: str) -> argparse.ArgumentParser:
     found.add_argument("--budget", default="30m", help="for all rounds together; run again to go on")
     found.add_argument("--round", default="30m", help="most time of one round")
     found.add_argument("--max-pairs", type=int, default=40)
+    found.add_argument("--most-work", type=float, help="only cases below this many FLOP and this many bytes")
     found.add_argument("--every", type=int, default=1, metavar="N", help="only every N-th case, others in each round")
     found.add_argument("--clock", default="steady", help="cpu device: steady, or cpu-time on a shared machine")
     found.add_argument("--duty", default="burst", help="burst or sustained")
@@ -47,12 +51,20 @@ def parser(about: str) -> argparse.ArgumentParser:
 
 def options(arguments: argparse.Namespace, seed: int, left: float) -> Options:
     names = tuple(n for n in arguments.operators.split(",") if n)
+    cases = arguments.cases if arguments.most_work is None else light(arguments.most_work, arguments.cases)
     return Options(
-        device=arguments.device, operators=names, cases=arguments.cases, ops=tuple(arguments.ops), seed=seed,
+        device=arguments.device, operators=names, cases=cases, ops=tuple(arguments.ops), seed=seed,
         budget=min(left, measuring.seconds_of(arguments.round)), max_pairs=arguments.max_pairs, checks=False,
         shard=(seed % arguments.every, arguments.every),
         settle=not arguments.no_settle, shuffle=not arguments.no_settle,
         plan={"clock": arguments.clock, "duty": arguments.duty, "visit_us": arguments.visit_ms * 1000})
+
+
+def light(most: float, pattern: str) -> str:
+    """Patterns for the catalogue's cases below `most` FLOP and bytes: a CPU takes minutes for those of a GPU."""
+    return "|".join(glob.escape(f"{name} {case.name}") for name, operator in load([]).items() for case in operator.cases
+                    if operator.compute_cost and fnmatch.fnmatch(f"{name} {case.name}", pattern)
+                    and max(operator.compute_cost(case).flops, operator.compute_cost(case).bytes) < most)
 
 
 def cases_of(run: Run, comparison: Any, injects: Sequence[float]) -> list[dict[str, Any]]:

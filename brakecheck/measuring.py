@@ -100,15 +100,16 @@ def _run(arms: Sequence[ArmSpec], options: Options, enough: Enough,
     """One controller for each device asked for (cuda:0,cuda:1): every case belongs to one of them, so that its pairs
     stay on one GPU."""
     devices = options.device.split(",")
+    (first, step), count = options.shard, len(devices)
     if store == NOT_KEPT:
         return replace(_merged(_run_all([
-            Controller(arms, replace(options, device=d.strip(), shard=(i, len(devices))), enough, progress=progress)
+            Controller(arms, replace(options, device=d.strip(), shard=(first + i * step, count * step)), enough, progress=progress)
             for i, d in enumerate(devices)], command)), static=static)
     store = store or stores.default_store()
     path = _journal(store, resume)
     paths = [path, *(path.with_suffix(f".{i}.jsonl") for i in range(1, len(devices)))]
     controllers = [
-        Controller(arms, replace(options, device=device.strip(), shard=(i, len(devices))), enough, Journal(paths[i]),
+        Controller(arms, replace(options, device=device.strip(), shard=(first + i * step, count * step)), enough, Journal(paths[i]),
                    progress) for i, device in enumerate(devices)]
     try:
         run = _merged(_run_all(controllers, command))

@@ -57,6 +57,7 @@ def measure_bundle(folder: Path, device: str, budget: float, python: Optional[st
         for package in told.get("overlays", ()):
             name, version = package.split("==")
             environment = put_in_front(environment, name, version, folder / "overlays" / package)
+            environment = replace(environment, spec=f"{environment.spec}+{package}")
         cubins = str((folder / told["cubins"]).resolve()) if told.get("cubins") else None
         toolchain = decode(Stack, told["toolchain"]) if told.get("toolchain") else None
         arms.append(ArmSpec(told["name"], environment, told["implementation"], cubins=cubins, toolchain=toolchain))

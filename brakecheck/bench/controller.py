@@ -128,15 +128,19 @@ class Controller:
         else:
             self.journal.add({"event": "start", "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
                               **_plain(header)})
-            workers = [self._worker(a) for a in range(len(self.arms))]
-            for index, (arm, worker) in enumerate(zip(self.arms, workers)):
-                self._introduce(index, arm, worker)
-                worker.close()
+            asked: dict[Any, tuple[ArmSpec, WorkerProcess]] = {}  # arms of one environment have one answer
+            for index, arm in enumerate(self.arms):
+                if _same(arm) not in asked:
+                    asked[_same(arm)] = arm, self._worker(index)  # all start at once
+            told = {who: self._introduce(arm, worker) for who, (arm, worker) in asked.items()}
+            for index, arm in enumerate(self.arms):
+                self.journal.add({"event": "stack", "arm": index, **told[_same(arm)]})
         catalogues = [e["cases"] for e in self.journal.of("stack")]
         cases = self._choose(catalogues)
         self.active = {arm: list(cases) for arm in range(len(self.arms))}
 
-    def _introduce(self, index: int, arm: ArmSpec, worker: WorkerProcess) -> None:
+    def _introduce(self, arm: ArmSpec, worker: WorkerProcess) -> dict[str, Any]:
+        """What the worker says of its stack, and its cases. Ends it."""
         begin = time.monotonic()
         try:
             packages = [name.replace("-", "_") for name, _, _ in arm.environment.proofs]
@@ -152,8 +156,9 @@ class Controller:
                                        arm.spec, "choose another --device, or repair this stack")
         fingerprint, cases = (a["result"] for a in answers)
         check_overlays(arm.environment, fingerprint)
-        self.journal.add({"event": "stack", "arm": index, "fingerprint": fingerprint, "cases": cases})
+        worker.close()
         self.seconds["starting"] += time.monotonic() - begin
+        return {"fingerprint": fingerprint, "cases": cases}
 
     def _choose(self, catalogues: list[dict[str, Any]]) -> list[Case]:
         """Cases that any arm has and the options ask for."""
@@ -322,6 +327,10 @@ class Controller:
         unique = secrets.token_hex(4)  # several writers may start in the same second, with equal options
         return Run(f"{stamp}-{unique}", created, arms, device, found, _plain(asdict(self.options)), tuple(command),
                    warnings, complete, timing)
+
+
+def _same(arm: ArmSpec) -> Any:
+    return arm.environment.command, tuple(sorted(arm.environment.variables.items())), arm.cubins
 
 
 def _arm(spec: ArmSpec, fingerprint: dict[str, Any]) -> Arm:

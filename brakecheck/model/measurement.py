@@ -69,7 +69,7 @@ class Measurement:
     status: ok, error, oom, crash, timeout, missing (operator, implementation or import), unusable (device).
     memory: bytes by kind (allocated, reserved, process, host_peak), medians over the visits.
     numerics: worker/numerics.py's findings. retention: {"fixed", "growth", "calls"} bytes that stay after calls.
-    kernel_sum: {"us", "kernels"} of the profiler. work: {"flops", "bytes"}.
+    kernel_sum: {"us", "kernels"} of the profiler. work: {"flops", "bytes", "power_limited"}.
     trials: {"failed", "tries"} where failures were counted (hangs of a number of boots).
     """
 
@@ -86,7 +86,7 @@ class Measurement:
     retention: Optional[Dict[str, int]] = None
     kernel_sum: Optional[Dict[str, Any]] = None
     first_call_ms: Optional[float] = None
-    work: Dict[str, float] = field(default_factory=dict)
+    work: Dict[str, Any] = field(default_factory=dict)
     note: Optional[str] = None
     trials: Optional[Dict[str, int]] = None
 

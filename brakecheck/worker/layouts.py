@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, Optional
 
+from ..model import BrakecheckError
 from . import numerics, timers
 from .device import Device
 
@@ -41,7 +42,7 @@ def check_layouts(op: Any, case: Any, function: Callable[..., Any], draw: Callab
         try:
             after_a = function(case, **relayout(case, **draw()))
             after_b = function(case, **relayout(case, **draw()))
-        except (RuntimeError, ValueError, NotImplementedError) as problem:
+        except (RuntimeError, ValueError, NotImplementedError, BrakecheckError) as problem:
             if "out of memory" in str(problem).lower():
                 raise
             found[name] = {"ok": True, "refused": f"{type(problem).__name__}: {problem}"[:300]}

@@ -17,6 +17,7 @@ from .device import Device
 
 COLD = 4          # rotation holds this many times the last-level cache
 MOST_BUFFERS = 64
+MOST_BYTES = 320 << 20  # drawing more takes longer than timing: servers show a share of 300 MiB of cache to each guest
 LONG = 5          # visits that take this many times their time are content with three samples
 KEEP = 1 << 30    # outputs of one captured graph that may stay alive, bytes
 MOST_CALLS = 20_000  # of a window
@@ -99,8 +100,9 @@ def bytes_of(value: Any) -> int:
 
 
 def rotation_size(bytes_each: int, cache: int, free: int) -> int:
-    """Buffers that exceed the cache COLD times, at most MOST_BUFFERS and a third of the free memory; at least 1."""
-    want = math.ceil(COLD * cache / max(bytes_each, 1)) + 1
+    """Buffers that exceed the cache COLD times, at most MOST_BUFFERS, MOST_BYTES and a third of the free memory; at
+    least 1."""
+    want = math.ceil(min(COLD * cache, MOST_BYTES) / max(bytes_each, 1)) + 1
     fits = max(1, free // 3 // max(bytes_each, 1))
     return max(1, min(want, fits, MOST_BUFFERS))
 
