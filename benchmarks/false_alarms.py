@@ -16,8 +16,10 @@ from rounds import parser, run_rounds, share, write_record
 def main() -> None:
     arguments = parser(__doc__ or "")
     arguments.add_argument("--comparisons", type=int, default=400, help="case comparisons wanted in all")
+    arguments.add_argument("--candidates", type=int, default=1, help="arms compared with the same base, to save visits")
     given = arguments.parse_args()
-    out, rounds, about = run_rounds(given, "false-alarms", [0.0], given.comparisons)
+    wanted = given.comparisons / given.candidates
+    out, rounds, about = run_rounds(given, "false-alarms", [0.0] * given.candidates, wanted)
     rows = [c for r in rounds for c in r["cases"]]
     found = {"false_alarms": share(rows, lambda c: c["state"] in ("slower", "faster")),
              "same": share(rows, lambda c: c["state"] == "same"),

@@ -101,7 +101,7 @@ def power_limited(m: Measurement) -> bool:
                or (b.clocks and b.before.get("sm_mhz") and min(b.clocks) < 0.97 * b.before["sm_mhz"]) for b in m.blocks)
 
 
-def run_rounds(arguments: argparse.Namespace, name: str, injects: list[float], wanted: int,
+def run_rounds(arguments: argparse.Namespace, name: str, injects: list[float], wanted: float,
                precision: float | None = None) -> tuple[Path, list[dict[str, Any]], dict[str, Any]]:
     """Rounds of one base against one candidate for each of `injects`, until each has `wanted` cases or the budget ends.
     Returns where the record goes, all rounds (earlier ones of the same record too), and device and stack."""

@@ -101,16 +101,14 @@ def _run(arms: Sequence[ArmSpec], options: Options, enough: Enough,
     stay on one GPU."""
     devices = options.device.split(",")
     (first, step), count = options.shard, len(devices)
+    shared = [replace(options, device=d.strip(), shard=(first + i * step, count * step)) for i, d in enumerate(devices)]
     if store == NOT_KEPT:
-        return replace(_merged(_run_all([
-            Controller(arms, replace(options, device=d.strip(), shard=(first + i * step, count * step)), enough, progress=progress)
-            for i, d in enumerate(devices)], command)), static=static)
+        unkept = [Controller(arms, o, enough, progress=progress) for o in shared]
+        return replace(_merged(_run_all(unkept, command)), static=static)
     store = store or stores.default_store()
     path = _journal(store, resume)
-    paths = [path, *(path.with_suffix(f".{i}.jsonl") for i in range(1, len(devices)))]
-    controllers = [
-        Controller(arms, replace(options, device=device.strip(), shard=(first + i * step, count * step)), enough, Journal(paths[i]),
-                   progress) for i, device in enumerate(devices)]
+    paths = [path, *(path.with_suffix(f".{i}.jsonl") for i in range(1, count))]
+    controllers = [Controller(arms, o, enough, Journal(p), progress) for o, p in zip(shared, paths)]
     try:
         run = _merged(_run_all(controllers, command))
         run = replace(run, options={**run.options, "device": options.device, "journal": str(path)}, static=static)
