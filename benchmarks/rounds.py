@@ -7,6 +7,7 @@ import fnmatch
 import glob
 import json
 import shlex
+import signal
 import statistics
 import sys
 import time
@@ -111,10 +112,17 @@ def run_rounds(arguments: argparse.Namespace, name: str, injects: list[float], w
     rounds = [json.loads(line) for line in partial.read_text().splitlines()] if partial.exists() else []
     spec, begin, budget = f"env:{arguments.python}", time.monotonic(), measuring.seconds_of(arguments.budget)
     about = rounds[-1]["about"] if rounds else {}
+    ended: list[int] = []
+
+    def end(*_: Any) -> None:  # `timeout` ends with this signal: keep what was measured, as after Ctrl-C
+        ended.append(1)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, end)
     while True:
         have = sum(len(r["cases"]) for r in rounds) / len(injects)
         left = budget - (time.monotonic() - begin)
-        if have >= wanted or left <= 0:
+        if have >= wanted or left <= 0 or ended:
             return out, rounds, about
         seed = arguments.seed + len(rounds)
         comparison, run = measuring.compare_measured(

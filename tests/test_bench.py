@@ -260,3 +260,14 @@ def test_several_candidates_share_the_base_and_each_stops_on_its_own(tmp_path):
     states = {(d.step, d.operator): d.state for d in compared.deltas}
     assert states[("a", "c"), "op1"] is State.SLOWER and states[("a", "b"), "op1"] is State.SAME
     assert compared.environment["verdicts"] == {"b": "GO", "c": "BRAKE"}
+
+
+def test_a_small_budget_decides_some_cases_and_says_which_it_did_not_reach(tmp_path, monkeypatch):
+    monkeypatch.setattr("brakecheck.bench.controller.BATCH", 1)
+    found = controller([fake(tmp_path, "a"), fake(tmp_path, "b")], budget=1e-9)
+    run = found.run()
+    by_state = {d.operator: (d.state, d.reason) for d in compare_runs(run, run).deltas}
+    assert not run.complete and len(by_state) == 3
+    assert sorted(reason for _, reason in by_state.values()) == ["few-blocks", "not-measured", "not-measured"]
+    ample = controller([fake(tmp_path, "a"), fake(tmp_path, "b")], budget=60.0).run()
+    assert ample.complete and set(states(ample).values()) == {State.SAME}

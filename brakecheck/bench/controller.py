@@ -19,14 +19,16 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from ..model import Arm, Component, Run, Stack, UnavailableError, UsageError
+from ..model import Arm, Component, Measurement, Run, Stack, UnavailableError, UsageError
 from ..stack.environment import Environment, check_overlays
 from . import journal as journals
 from .journal import Journal
 from .process import WorkerLost, WorkerProcess
+from .stopping import MIN_PAIRS
 
 Enough = Callable[[Sequence[float], Sequence[float]], bool]
 Case = tuple[str, str]
+BATCH = 40  # cases that are measured together: enough to hide the start of the next workers, few enough to be finished
 AT_ONCE = ("missing", "unusable")  # failures that a second try cannot change
 
 
@@ -93,7 +95,10 @@ class Controller:
         self.seconds = {"measuring": 0.0, "starting": 0.0}
         self.hello = {"device": options.device, "ops": [str(Path(o).resolve()) for o in options.ops],
                       "threads": options.threads if options.device == "cpu" else None}
-        self.active: dict[int, list[Case]] = {}  # by arm
+        self.cases: list[Case] = []
+        self.active: dict[int, list[Case]] = {}  # of the batch that is being measured, by arm
+        self.later = 0  # cases of later batches
+        self.waiting: dict[int, list[WorkerProcess]] = {arm: [] for arm in range(len(arms))}
         self.stopped = False  # set from another thread: stop as if interrupted
         self.step = 2 if len(self.arms) > 1 else 1  # pairs of a round: there and back, or one visit of a single arm
         self.calls = {(e["operator"], e["case"]): e["result"]["calls"] for e in reversed(self.journal.of("visit"))
@@ -136,8 +141,9 @@ class Controller:
             for index, arm in enumerate(self.arms):
                 self.journal.add({"event": "stack", "arm": index, **told[_same(arm)]})
         catalogues = [e["cases"] for e in self.journal.of("stack")]
-        cases = self._choose(catalogues)
-        self.active = {arm: list(cases) for arm in range(len(self.arms))}
+        self.cases = self._choose(catalogues)
+        if self.options.shuffle:
+            random.Random(f"{self.options.seed} batches").shuffle(self.cases)
 
     def _introduce(self, arm: ArmSpec, worker: WorkerProcess) -> dict[str, Any]:
         """What the worker says of its stack, and its cases. Ends it."""
@@ -182,47 +188,59 @@ class Controller:
 
     # ---- the schedule -----------------------------------------------------------------------------------------------
     def _measure(self) -> bool:
-        """Quadruples of visits until no case needs more. True when that was reached before the budget ended."""
-        done_pairs = max((e["pairs"] for e in self.journal.of("round")), default=0)
-        if done_pairs:
+        """Batch after batch. True when no case needs more. Each batch has its share of the budget and is measured at
+        least MIN_PAIRS times: when a budget is too small for all cases, some are decided and the rest are not
+        measured, instead of all being measured too little to decide any."""
+        complete = True
+        batches = [self.cases[i:i + BATCH] for i in range(0, len(self.cases), BATCH)]
+        for number, batch in enumerate(batches):
+            self.later = sum(map(len, batches[number + 1:]))
+            complete &= self._measure_batch(number, batch, time.monotonic() + self._left() / (len(batches) - number))
+        return complete
+
+    def _measure_batch(self, number: int, batch: list[Case], until: float) -> bool:
+        """Quadruples of visits until no case of the batch needs more (True), or the time is over."""
+        self.active = {arm: list(batch) for arm in range(len(self.arms))}
+        pairs = max((e["pairs"] for e in self.journal.of("round") if e["batch"] == number), default=0)
+        if pairs:
             self._retire_cases()
-        waiting: list[tuple[int, int, WorkerProcess]] = []
         ahead = self.options.device != "cpu"  # a worker that starts on the CPU disturbs one that measures there
-        while any(self.active.values()) and done_pairs < self.options.max_pairs:
-            if done_pairs >= 2 and self._left() <= 0:
+        while any(self.active.values()) and pairs < self.options.max_pairs:
+            if pairs >= MIN_PAIRS and time.monotonic() >= until:
                 return False
-            visits = waiting or self._start(done_pairs)
-            waiting = []
-            if ahead and done_pairs + self.step < self.options.max_pairs:
-                waiting = self._start(done_pairs + self.step)
+            visits = [(arm, pair, self._take(arm)) for arm, pair in self._order(number, pairs)]
+            if ahead:
+                self._start_ahead([arm for arm, _, _ in visits])
             self._await([w for _, _, w in visits], "hello")
             for arm, pair, worker in visits:
-                if pair > 1 and self._left() <= 0:
+                if self._left() <= 0 and (number or pair > 1):
                     return False
                 self._await([worker], "ready")
                 self._visit(arm, pair, worker)
-            done_pairs += self.step
-            self.journal.add({"event": "round", "pairs": done_pairs})
+            pairs += self.step
+            self.journal.add({"event": "round", "batch": number, "pairs": pairs})
             self._retire_cases()
         return not any(self.active.values())
 
     def _left(self) -> float:
         return self.options.budget - (time.monotonic() - self.begin)
 
-    def _order(self, first_pair: int) -> list[tuple[int, int]]:
+    def _order(self, batch: int, first_pair: int) -> list[tuple[int, int]]:
         """(arm, pair) of a round's visits: ABBA or BAAB by the seed, with more arms one order and then the same
         backwards, so that a drift straight in time cancels."""
         arms = [arm for arm, cases in self.active.items() if cases]
-        random.Random(f"{self.options.seed} order {first_pair}").shuffle(arms)
+        random.Random(f"{self.options.seed} order {batch} {first_pair}").shuffle(arms)
         there, back = ([(arm, pair) for arm in arms] for pair in (first_pair, first_pair + 1))
         return [*there, *reversed(back)] if self.step == 2 else there
 
-    def _start(self, first_pair: int) -> list[tuple[int, int, WorkerProcess]]:
-        visits = []
-        for arm, pair in self._order(first_pair):
-            worker = self._worker(arm)
-            visits.append((arm, pair, worker))
-        return visits
+    def _take(self, arm: int) -> WorkerProcess:
+        return self.waiting[arm].pop() if self.waiting[arm] else self._worker(arm)
+
+    def _start_ahead(self, arms: list[int]) -> None:
+        """Workers for the next round import torch while this one is measured."""
+        for arm in arms:
+            if len(self.waiting[arm]) < arms.count(arm):
+                self.waiting[arm].append(self._worker(arm))
 
     def _worker(self, arm: int) -> WorkerProcess:
         spec = self.arms[arm]
@@ -268,7 +286,7 @@ class Controller:
             if answer["ok"]:
                 self.calls.setdefault((operator, case), answer["result"]["calls"])
             self.progress({"arm": self.arms[arm].name, "pair": pair, "operator": operator, "case": case,
-                           "ok": answer["ok"], "active": len(self.active[0]), "left": self._left()})
+                           "ok": answer["ok"], "active": len(self.active[0]) + self.later, "left": self._left()})
         worker.close()
         self.workers.remove(worker)
 
@@ -319,6 +337,9 @@ class Controller:
         device = stacks[0]["fingerprint"]["device"]
         arms = tuple(_arm(a, s["fingerprint"]) for a, s in zip(self.arms, stacks))
         found = journals.measurements(self.journal.events, [a.name for a in self.arms], device["arch"])
+        visited = {(m.arm, m.operator, m.case) for m in found}
+        found += tuple(Measurement(a.name, *case, device["arch"], "unmeasured", "the budget ended first")
+                       for case in self.cases for a in self.arms if (a.name, *case) not in visited)
         warnings = tuple(f"{a.name}: {w}" for a, s in zip(self.arms, stacks)
                          for w in s["fingerprint"].get("warnings", ()))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB on Linux

@@ -85,6 +85,9 @@ def _tried(base: Measurement | None, candidate: Measurement | None) -> tuple[Sta
 
 
 def _worked(base: Measurement | None, candidate: Measurement | None) -> tuple[State, str, str] | None:
+    waiting = next((m for m in (candidate, base) if m is not None and m.status == "unmeasured"), None)
+    if waiting is not None:
+        return State.UNDECIDED, "not-measured", f"not measured: {waiting.message}"
     if candidate is None or (candidate.status == "missing" and base is not None and base.status == "ok"):
         return State.MISSING, "not-measured", "measured on the base only" + _why(candidate)
     if base is None or (base.status == "missing" and candidate.status == "ok"):
