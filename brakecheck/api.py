@@ -127,14 +127,20 @@ def kind_of(spec: str, store: Optional[str] = None) -> str:
 
 
 def _recorded(specs: Sequence[str], kinds: Sequence[str], rules: Policy, store: Optional[str]) -> Result:
-    from .bench.recorded import read_recorded
+    from .bench.recorded import pooled, read_recorded
     from .verdict.measured_verdict import compare_runs
     from .verdict.merge import compare_run
 
-    if set(kinds) != {"recorded"} or len(specs) > 2:
-        raise UsageError("recorded runs and tables are compared with their like, one or two of them", " ".join(specs),
+    if set(kinds) != {"recorded"}:
+        raise UsageError("recorded runs and tables are compared with their like", " ".join(specs),
                          "give one file that holds both arms, or two runs")
     runs = [read_recorded(spec, store) for spec in specs]
+    together = pooled(runs)
+    if together:
+        return _finished(compare_run(together, rules), together)
+    if len(runs) > 2:
+        raise UsageError(f"{len(runs)} runs that do not compare the same arms", " ".join(specs),
+                         "give two runs, or several of the same comparison")
     if len(runs) == 1 or runs[0].id == runs[1].id:
         return _finished(compare_run(runs[0], rules), runs[-1])
     return _finished(compare_runs(runs[0], runs[1], rules), runs[-1])

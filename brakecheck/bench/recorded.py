@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..model import BrakecheckError, Run
+from ..model import BrakecheckError, Measurement, Run
 from ..model.codec import decode
 from ..model.measurement import RUN_SCHEMA
 from . import store as stores
@@ -30,3 +32,36 @@ def _json(name: str) -> Any:
         raise BrakecheckError(f"cannot read the file: {problem.strerror}", name, "check the path") from problem
     except ValueError as problem:
         raise BrakecheckError(f"this is not JSON: {problem}", name, "see docs/blocks.md") from problem
+
+
+def pooled(runs: Sequence[Run]) -> Run | None:
+    """One run of several that compare the same arms on the same kind of device, taken on different occasions: their
+    pairs together, each pair still being of one occasion. None where they are not the same comparison.
+
+    What was measured once (numerics, memory, first call) is the first run's. A case whose key differs between two
+    runs keeps the blocks of the first."""
+    first = runs[0]
+    if len(runs) < 2 or len(first.arms) < 2 or any(_compares(r) != _compares(first) for r in runs):
+        return None
+    found: dict[tuple[str, ...], Measurement] = {}
+    pairs = 0
+    for run in runs:
+        taken = [b.pair for m in run.measurements for b in m.blocks if b.pair is not None]
+        for m in run.measurements:
+            blocks = tuple(replace(b, pair=None if b.pair is None else b.pair + pairs) for b in m.blocks)
+            known = found.get((m.arm, *m.name))
+            if known is None or (known.status == "unmeasured" and m.status != "unmeasured"):
+                found[(m.arm, *m.name)] = replace(m, blocks=blocks)
+            elif known.key is not None and m.key is not None and not known.key.unlike(m.key):
+                found[(m.arm, *m.name)] = replace(known, blocks=(*known.blocks, *blocks))
+        pairs += max(taken, default=-1) + 1
+    note = f"the pairs of {len(runs)} runs are pooled: {', '.join(r.id for r in runs)}"
+    return replace(first, id="+".join(r.id for r in runs), measurements=tuple(found.values()),
+                   warnings=(*dict.fromkeys(w for r in runs for w in r.warnings), note),
+                   complete=all(r.complete for r in runs),
+                   timing={k: sum(r.timing.get(k, 0.0) for r in runs) for k in first.timing})
+
+
+def _compares(run: Run) -> Any:
+    arms = [(a.name, a.implementation, sorted((c.name, c.version) for c in a.stack.components)) for a in run.arms]
+    return arms, run.device.get("name"), run.device.get("arch")

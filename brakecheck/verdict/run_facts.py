@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 from ..model import Measurement, Run
@@ -23,9 +24,20 @@ def facts(base: Run, candidate: Run) -> dict[str, Any]:
         "warnings": list(dict.fromkeys([*base.warnings, *candidate.warnings])),
         "complete": base.complete and candidate.complete, "noise": found,
         "noise_floor": None if floor is None else math.expm1(floor),
+        "ceilings": ceilings([m for side in sides for m in side]),
         "telemetry": [line for name, side in zip(("base", "candidate"), sides) if (line := telemetry(name, side))],
     }
     return {k: v for k, v in out.items() if v not in (None, [], {}, "")}
+
+
+def ceilings(found: Sequence[Measurement]) -> dict[str, float]:
+    """The best rates of all that was measured, as the roof to compare with: FLOP/s, and byte/s of what cannot have come
+    from the cache. Nothing where none of the cases has a cost."""
+    rates = [(m.work.get("flops", 0.0) / m.median_us * 1e6,
+              m.work.get("bytes", 0.0) / m.median_us * 1e6 if m.key and m.key.cache == "cold" else 0.0)
+             for m in found if m.median_us and m.work]
+    best = {"flops": max((f for f, _ in rates), default=0.0), "bandwidth": max((b for _, b in rates), default=0.0)}
+    return best if all(best.values()) else {}
 
 
 def telemetry(arm: str, found: tuple[Measurement, ...]) -> dict[str, Any] | None:
