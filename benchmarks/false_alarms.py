@@ -19,7 +19,7 @@ def main() -> None:
     arguments.add_argument("--candidates", type=int, default=1, help="arms compared with the same base, to save visits")
     given = arguments.parse_args()
     wanted = given.comparisons / given.candidates
-    out, rounds, about = run_rounds(given, "false-alarms", [0.0] * given.candidates, wanted)
+    out, rounds, about = run_rounds(given, "false-alarms", [[0.0] * given.candidates], wanted)
     rows = [c for r in rounds for c in r["cases"]]
     found = {"false_alarms": share(rows, lambda c: c["state"] in ("slower", "faster")),
              "same": share(rows, lambda c: c["state"] == "same"),

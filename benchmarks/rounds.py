@@ -81,7 +81,8 @@ def cases_of(run: Run, comparison: Any, injects: Sequence[float]) -> list[dict[s
         first = base.blocks[0].us, candidate.blocks[0].us
         pairs = min(len(base.blocks), len(candidate.blocks))
         out.append({
-            "inject": shares[delta.step[1]], "operator": delta.operator, "case": delta.case, "state": delta.state.value,
+            "inject": shares[delta.step[1]], "injected": candidate.blocks[0].extra_calls / candidate.blocks[0].calls,
+            "operator": delta.operator, "case": delta.case, "state": delta.state.value,
             "reason": delta.reason, "ratio": delta.ratio, "low": delta.low, "high": delta.high, "pairs": pairs,
             "us": base.median_us, "seconds": sum(b.seconds or 0.0 for m in (base, candidate) for b in m.blocks[:pairs]),
             "power_limited": power_limited(base) or power_limited(candidate),
@@ -102,10 +103,11 @@ def power_limited(m: Measurement) -> bool:
                or (b.clocks and b.before.get("sm_mhz") and min(b.clocks) < 0.97 * b.before["sm_mhz"]) for b in m.blocks)
 
 
-def run_rounds(arguments: argparse.Namespace, name: str, injects: list[float], wanted: float,
+def run_rounds(arguments: argparse.Namespace, name: str, groups: list[list[float]], wanted: float,
                precision: float | None = None) -> tuple[Path, list[dict[str, Any]], dict[str, Any]]:
-    """Rounds of one base against one candidate for each of `injects`, until each has `wanted` cases or the budget ends.
-    Returns where the record goes, all rounds (earlier ones of the same record too), and device and stack."""
+    """Rounds of one base against a candidate for each share of extra work in a group, the group with the fewest cases
+    next, until each has `wanted` cases or the budget ends. Returns where the record goes, all rounds (earlier ones of
+    the same record too), and device and stack."""
     out = Path(arguments.out or Path(__file__).parent / "records" / f"{name}-{arguments.device.replace(':', '')}.json")
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_suffix(".partial.jsonl")
@@ -120,10 +122,11 @@ def run_rounds(arguments: argparse.Namespace, name: str, injects: list[float], w
 
     signal.signal(signal.SIGTERM, end)
     while True:
-        have = sum(len(r["cases"]) for r in rounds) / len(injects)
+        have = [sum(c["inject"] in group for r in rounds for c in r["cases"]) / len(group) for group in groups]
         left = budget - (time.monotonic() - begin)
-        if have >= wanted or left <= 0 or ended:
+        if min(have) >= wanted or left <= 0 or ended:
             return out, rounds, about
+        injects = groups[have.index(min(have))]
         seed = arguments.seed + len(rounds)
         comparison, run = measuring.compare_measured(
             *[spec] * (1 + len(injects)), options=options(arguments, seed, left), inject=injects, precision=precision,
@@ -136,8 +139,8 @@ def run_rounds(arguments: argparse.Namespace, name: str, injects: list[float], w
                        "cases": cases_of(run, comparison, injects)})
         with partial.open("a") as file:
             file.write(json.dumps(rounds[-1]) + "\n")
-        print(f"round {seed}: {len(rounds[-1]['cases'])} comparisons, "
-              f"{sum(c['state'] in ('slower', 'faster') for c in rounds[-1]['cases'])} called different, "
+        print(f"round {seed}: extra work {', '.join(f'{i:.1%}' for i in injects)}, {len(rounds[-1]['cases'])} "
+              f"comparisons, {sum(c['state'] in ('slower', 'faster') for c in rounds[-1]['cases'])} called different, "
               f"{run.timing['wall']:.0f} s", flush=True)
 
 

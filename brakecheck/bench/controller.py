@@ -293,9 +293,10 @@ class Controller:
     def _request(self, arm: int, pair: int, operator: str, case: str) -> dict[str, Any]:
         spec = self.arms[arm]
         plan: dict[str, Any] = {**self.options.plan, "inject": spec.inject}
-        injected = [a.inject for a in self.arms if a.inject > 0]
-        if injected:  # the other arm gets windows of the same length
-            plan["granularity"] = math.lcm(*(Fraction(i).limit_denominator(1000).denominator for i in injected))
+        injected = {a.inject for a in self.arms if a.inject > 0}
+        if injected:  # the other arms get windows of the same length
+            exact = (Fraction(i).limit_denominator(1000).denominator for i in injected)
+            plan["granularity"] = math.lcm(*exact) if len(injected) > 1 else math.ceil(1 / min(injected))
         if (operator, case) in self.calls:  # chosen by the first visit: both arms then time the same windows
             plan["calls"] = self.calls[(operator, case)]
         return {"do": "measure", "operator": operator, "case": case, "implementation": spec.implementation,
