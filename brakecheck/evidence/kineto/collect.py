@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 
-from .decode import Arguments, Block, Codes, Event, Table, columns
+from .decode import LARGEST_MICROSECONDS, Arguments, Block, Codes, Event, columns
 from .layout import MISSING
 
+Table = Dict[str, np.ndarray]
+LONGEST_MICROSECONDS = 86_400e6  # a day; profilers write int64's largest for "never ended"
 TABLES = ("host", "runtime", "device", "spans")
 _DICTIONARIES = {"name": "names", "signature": "signatures", "geometry": "geometries", "thread": "threads",
                  "message": "messages"}
@@ -35,9 +38,9 @@ class Collector:
             codes = self.codes[column]
             maps[column] = np.array([codes[v] for v in getattr(block, attribute)], dtype=np.int32)
         for name in TABLES:
-            table: Table = getattr(block, name)
+            table = getattr(block, name)
             if table and len(table["start"]):
-                self.parts[name][number] = {c: maps[c][v] if c in maps else v for c, v in table.items()}
+                self.parts[name][number] = {c: maps[c][v] if c in maps else np.asarray(v) for c, v in table.items()}
         if block.marks:
             self.marks[number] = block.marks
         for category, count in block.counts.items():
@@ -86,15 +89,34 @@ class Collector:
             self.put(self.last + 1, block)
 
     def table(self, name: str) -> Table:
-        """The columns of a table; it is forgotten here, so that memory holds it once."""
+        """The columns of a table, start and duration in int64 ns; events without a usable time are counted, not kept.
+        The parts are forgotten here, so that memory holds them once."""
         parts = self.parts.pop(name)
         numbers = sorted(parts)
         if not numbers:
-            return columns([], Block()).__dict__[name]
-        whole = {}
-        for column in list(parts[numbers[0]]):
-            whole[column] = np.concatenate([parts[n].pop(column) for n in numbers])
-        return whole
+            empty = {c: np.asarray(v) for c, v in getattr(columns([], Block()), name).items()}
+            return {**empty, **dict.fromkeys(("start", "duration"), np.zeros(0, np.int64))}
+        start = _start([parts[n].pop("start") for n in numbers])
+        whole = {c: np.concatenate([parts[n].pop(c) for n in numbers]) for c in list(parts[numbers[0]])}
+        whole.update(start=start, duration=self._duration(whole["duration"], name == "device"))
+        usable = known(start)
+        if usable.all():
+            return whole
+        self._problem("time-unusable", int((~usable).sum()), None)
+        return {c: v[usable] for c, v in whole.items()}
+
+    def _duration(self, microseconds: np.ndarray, on_device: bool) -> np.ndarray:
+        """Nanoseconds. What is negative, absent, longer than a day or, on a device, 0 is unknown, and counted."""
+        good = (microseconds >= 0) & (microseconds <= LONGEST_MICROSECONDS)
+        for code, wrong in (("duration-negative", microseconds < 0),
+                            ("duration-huge", microseconds > LONGEST_MICROSECONDS),
+                            ("duration-absent", np.isnan(microseconds)),
+                            ("duration-zero", (microseconds == 0) & on_device)):
+            if wrong.any():
+                self._problem(code, int(wrong.sum()), None)
+        if on_device:
+            good &= microseconds > 0
+        return np.where(good, np.rint(np.where(good, microseconds, 0.0) * 1000), MISSING).astype(np.int64)
 
     def values(self, column: str) -> List[Any]:
         return list(self.codes[column])
@@ -103,3 +125,16 @@ class Collector:
 def known(values: np.ndarray) -> np.ndarray:
     """Where an integer column has a value."""
     return values != MISSING
+
+
+def _start(parts: List[np.ndarray]) -> np.ndarray:
+    """Nanoseconds from parts in microseconds (float) or nanoseconds, MISSING where the time is none."""
+    runs = [(kind, np.concatenate(list(run))) for kind, run in groupby(parts, key=lambda part: part.dtype.kind)]
+    return np.concatenate([_nanoseconds(run) if kind == "f" else run for kind, run in runs])
+
+
+def _nanoseconds(microseconds: np.ndarray) -> np.ndarray:
+    usable = np.abs(microseconds) < LARGEST_MICROSECONDS
+    time = np.where(usable, microseconds, 0.0)
+    whole = np.floor(time)
+    return np.where(usable, whole.astype(np.int64) * 1000 + np.rint((time - whole) * 1000).astype(np.int64), MISSING)

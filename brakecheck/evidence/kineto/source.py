@@ -11,7 +11,6 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from brakecheck.model import BrakecheckError, UnavailableError
 
-from .decode import has_collectives
 from .repair import BOUNDARY, Task
 
 BLOCK = 1 << 20     # bytes of events decoded at a time; small enough for the objects to stay in the cache
@@ -136,7 +135,7 @@ class Trace:
             cut = _last_boundary(text)
             if cut is not None:
                 array = b"".join((b"[", memoryview(text)[:cut[0]], b"]"))
-                yield Task(array, offset, False, has_collectives(array))
+                yield Task(array, offset, False)
                 offset, text = offset + cut[1], text[cut[1]:]
             elif len(text) > _HEAD:
                 raise BrakecheckError(f"no event ends within {_HEAD >> 20} MiB", f"{self.path}, byte {offset}",
@@ -145,7 +144,7 @@ class Trace:
             if not data:
                 break
         self.last = (offset, carry)
-        yield Task(b"[%b]" % carry, offset, True, has_collectives(carry))
+        yield Task(b"[%b]" % carry, offset, True)
 
     def finish(self, end: Optional[int]) -> None:
         """Reads the metadata behind the events. end: byte offset behind the events' closing bracket, where known."""
