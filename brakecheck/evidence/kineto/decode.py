@@ -31,7 +31,7 @@ from .layout import (
 
 Raw = msgspec.Raw
 _EMPTY = Raw(b"")
-_PROBE = 65_536  # bytes of a block that are looked at for old spellings
+_PLACES, _PROBE = 32, 1024  # where in a block old spellings are looked for: so many places, so many bytes each
 # Above this many microseconds a float64 no longer holds the third decimal: 2**43 us, unit in the last place 2**-9 us.
 EXACT_MICROSECONDS = 2.0**43
 LARGEST_MICROSECONDS = 9.2e15  # int64 nanoseconds end here
@@ -114,7 +114,8 @@ class Codes(Dict[Any, int]):
 
 def decode_typed(text: Any) -> Optional[Sequence[Any]]:
     """The events of a JSON array (bytes-like), or None when something in it is not as the types say."""
-    old = frozenset(name.decode() for name in _OLD_NAMES.findall(text, 0, _PROBE))
+    places = range(0, len(text), max(len(text) // _PLACES, _PROBE))
+    old = frozenset(name.decode() for at in places for name in _OLD_NAMES.findall(text, at, at + _PROBE + 32))
     collectives = _Collectives.seen
     try:
         events: Sequence[Any] = _decoder(collectives, old, False).decode(text)
@@ -187,8 +188,12 @@ def columns(events: Sequence[Any], block: Block) -> Block:
 
 def _common(events: List[Any], names: Codes, threads: Codes) -> Table:
     exact = bool(events) and not isinstance(events[0].ts, float)
-    return {"name": names.of([e.name for e in events]),
-            "thread": threads.of(zip([e.pid for e in events], [e.tid for e in events])),
+    pids, tids = [e.pid for e in events], [e.tid for e in events]
+    if events and pids.count(pids[0]) == tids.count(tids[0]) == len(events):  # of one thread, as most blocks are
+        thread = array("i", [threads[pids[0], tids[0]]]) * len(events)
+    else:
+        thread = threads.of(zip(pids, tids))
+    return {"name": names.of([e.name for e in events]), "thread": thread,
             "start": array("q", map(_exact, events)) if exact else array("d", [e.ts for e in events]),
             "duration": array("d", [e.dur for e in events])}
 

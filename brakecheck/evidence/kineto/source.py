@@ -134,8 +134,7 @@ class Trace:
             text = carry + data
             cut = _last_boundary(text)
             if cut is not None:
-                array = b"".join((b"[", memoryview(text)[:cut[0]], b"]"))
-                yield Task(array, offset, False)
+                yield Task(b"".join((b"[", memoryview(text)[:cut[0]], b"]")), offset, False)
                 offset, text = offset + cut[1], text[cut[1]:]
             elif len(text) > _HEAD:
                 raise BrakecheckError(f"no event ends within {_HEAD >> 20} MiB", f"{self.path}, byte {offset}",
@@ -144,7 +143,7 @@ class Trace:
             if not data:
                 break
         self.last = (offset, carry)
-        yield Task(b"[%b]" % carry, offset, True)
+        yield Task(b"".join((b"[", carry, b"]")), offset, True)
 
     def finish(self, end: Optional[int]) -> None:
         """Reads the metadata behind the events. end: byte offset behind the events' closing bracket, where known."""
