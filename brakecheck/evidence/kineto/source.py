@@ -7,7 +7,7 @@ import json
 import re
 import zlib
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
 
 from brakecheck.model import BrakecheckError, UnavailableError
 
@@ -15,7 +15,7 @@ from .repair import BOUNDARY, Task
 
 BLOCK = 1 << 20     # bytes of events decoded at a time; small enough for the objects to stay in the cache
 _LARGE = 16 << 20   # bytes of a trace worth several processes; an eighth of it compressed
-_CHUNK = 1 << 18    # compressed bytes inflated at a time
+_CHUNK = 1 << 16    # compressed bytes inflated at a time: to about a block
 _HEAD = 64 << 20    # the metadata before the events may not be longer
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _SPACE = " \t\r\n"
@@ -34,27 +34,28 @@ class Stream:
             raise BrakecheckError(f"cannot read the trace: {error.strerror}", str(path), "check the path") from error
         self.path, self.compressed_read, self.cut = path, 0, ""
         self.pieces = self._inflated(magic) if magic[:2] == b"\x1f\x8b" or magic == b"\x28\xb5\x2f\xfd" else None
-        self.rest = b""
+        self.rest = memoryview(b"")  # of the latest piece
 
     def close(self) -> None:
         self.file.close()
 
-    def read(self, size: int) -> bytes:
-        """Up to `size` bytes, b"" at the end."""
+    def read(self, size: int) -> Union[bytes, memoryview]:
+        """Up to `size` bytes, none at the end."""
         if self.pieces is None:
             data = self.file.read(size)
             self.compressed_read += len(data)
             return data
-        parts, have = [self.rest], len(self.rest)
-        while have < size:
-            piece = next(self.pieces, b"")
-            if not piece:
-                break
+        piece = self.rest or memoryview(next(self.pieces, b""))
+        self.rest = piece[size:]
+        return piece[:size]
+
+    def fill(self, size: int, begun: bytes = b"") -> bytes:
+        """What was begun and `size` bytes more; fewer at the end."""
+        parts, wanted = [begun], size
+        while wanted > 0 and (piece := self.read(wanted)):
             parts.append(piece)
-            have += len(piece)
-        data = b"".join(parts)
-        self.rest = data[size:]
-        return data[:size]
+            wanted -= len(piece)
+        return b"".join(parts)
 
     def _inflated(self, magic: bytes) -> Iterator[bytes]:
         inflate = _gzip() if magic[:2] == b"\x1f\x8b" else _zstandard(self.path)
@@ -130,8 +131,8 @@ class Trace:
             return
         offset, carry = start, head[start:]
         while True:
-            data = self.stream.read(max(BLOCK - len(carry), BLOCK // 4))
-            text = carry + data
+            text = self.stream.fill(max(BLOCK - len(carry), BLOCK // 4), carry)
+            ended = len(text) == len(carry)
             cut = _last_boundary(text)
             if cut is not None:
                 yield Task(b"".join((b"[", memoryview(text)[:cut[0]], b"]")), offset, False)
@@ -140,7 +141,7 @@ class Trace:
                 raise BrakecheckError(f"no event ends within {_HEAD >> 20} MiB", f"{self.path}, byte {offset}",
                                       "this is not a trace of the PyTorch profiler, or it is damaged here")
             carry = text
-            if not data:
+            if ended:
                 break
         self.last = (offset, carry)
         yield Task(b"".join((b"[", carry, b"]")), offset, True)
@@ -159,7 +160,7 @@ class Trace:
 
     def _head(self) -> Tuple[bytes, int]:
         """What was read, and where in it the first event is."""
-        head = self.stream.read(BLOCK)
+        head = self.stream.fill(BLOCK)
         base = 0
         if head.startswith(codecs.BOM_UTF8):
             base = len(codecs.BOM_UTF8)
@@ -177,10 +178,10 @@ class Trace:
             end, done = self._members(text, text.index("{") + 1, 0)
             if self.has_events or done:
                 return head, end
-            data = self.stream.read(len(head))
-            if not data or len(head) > _HEAD:
+            longer = self.stream.fill(len(head), head)
+            if len(longer) == len(head) or len(head) > _HEAD:
                 break
-            head += data
+            head = longer
         found = _EVENTS.search(head)
         if found is None:
             self.problems.append(("truncated", end, "the file ends, or is damaged, before any event"))
@@ -237,7 +238,7 @@ def _from(path: Path, offset: int) -> bytes:
             if not skipped:
                 return b""
             offset -= len(skipped)
-        return stream.read(_HEAD)
+        return stream.fill(_HEAD)
     finally:
         stream.close()
 
