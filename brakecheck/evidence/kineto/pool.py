@@ -32,9 +32,9 @@ def cores() -> int:
 
 
 @contextlib.contextmanager
-def decoding(blocks: Iterator[Task], workers: int) -> Iterator[Iterator[Tuple[int, Block]]]:
-    """The blocks decoded, numbered in file order, in any order. One worker is this process; more are processes beside
-    it, which begin at once: what the caller does before it takes the first block happens meanwhile."""
+def decoding(blocks: Iterator[Task], workers: int) -> Iterator[Iterator[Block]]:
+    """The blocks decoded, in file order. One worker is this process; more are processes beside it, which begin at
+    once: what the caller does before it takes the first block happens meanwhile."""
     collecting = gc.isenabled()
     gc.disable()  # decoded events hold no cycles, and there are millions
     try:
@@ -45,7 +45,7 @@ def decoding(blocks: Iterator[Task], workers: int) -> Iterator[Iterator[Tuple[in
             finally:
                 pool.close()
         else:
-            yield ((number, decode_block(task)) for number, task in enumerate(blocks))
+            yield map(decode_block, blocks)
     finally:
         if collecting:
             gc.enable()
@@ -65,16 +65,20 @@ class _Pool:
         for thread in self.threads:
             thread.start()
 
-    def decoded(self) -> Iterator[Tuple[int, Block]]:
-        running = len(self.threads)
+    def decoded(self) -> Iterator[Block]:
+        running, following = len(self.threads), 0
+        early: Dict[int, Block] = {}
         while running:
             answer = self.answers.get()
             if isinstance(answer, BaseException):
                 raise answer
             if answer is None:
                 running -= 1
-            else:
-                yield answer
+                continue
+            early[answer[0]] = answer[1]
+            while following in early:
+                yield early.pop(following)
+                following += 1
 
     def close(self) -> None:
         """After an error or Ctrl-C too: the threads take no further block, then the processes end."""
@@ -129,16 +133,17 @@ class _Pool:
             self.answers.put(None)
 
 
-def environment() -> Dict[str, str]:
-    """Of a child process: it finds this very package."""
-    root = str(Path(__file__).resolve().parents[3])
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])}
+def command(module: str, *arguments: str) -> List[str]:
+    """Runs main() of a module of this package in a Python like this one: it finds what this one finds, and nothing
+    that happens to lie in the working directory."""
+    path = [str(Path(__file__).resolve().parents[3]), *sys.path]
+    program = f"import sys; sys.path[:] = {path!r}; from {__package__}.{module} import main; main()"
+    return [sys.executable, "-I", "-S", "-c", program, *arguments]
 
 
 def _start(descriptor: int) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen([sys.executable, "-m", "brakecheck.evidence.kineto.worker", str(descriptor)],
-                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                               pass_fds=(descriptor,), env=environment())
+    process = subprocess.Popen(command("worker", str(descriptor)), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                               stderr=subprocess.DEVNULL, pass_fds=(descriptor,))
     with contextlib.suppress(ImportError, AttributeError, OSError):
         import fcntl
         assert process.stdout is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import polars as pl
 from brakecheck.evidence.table import Problem, Recording
 from brakecheck.model import BrakecheckError
 
-from .pool import environment
+from .pool import command
 from .reader import read_one, shares
 
 Progress = Callable[[str, float], None]
@@ -81,9 +82,8 @@ def _total(coverages: List[Dict[str, Any]]) -> Dict[str, Any]:
 
 def _in_process(path: Path, workers: int) -> Recording:
     with tempfile.TemporaryDirectory(prefix="brakecheck-") as folder:
-        command = [sys.executable, "-m", "brakecheck.evidence.kineto.ranks", str(path), folder, str(workers)]
-        done = subprocess.run(command, capture_output=True, check=False,
-                              env={**environment(), "POLARS_MAX_THREADS": str(max(workers, 1))})
+        done = subprocess.run(command("ranks", str(path), folder, str(workers)), capture_output=True, check=False,
+                              env={**os.environ, "POLARS_MAX_THREADS": str(max(workers, 1))})
         answer = Path(folder) / "recording"
         if done.returncode or not answer.exists():
             last = (done.stderr.decode("utf-8", "replace").strip() or f"exit status {done.returncode}").splitlines()[-1]
@@ -111,7 +111,3 @@ def main() -> None:
     unfinished = folder / "unfinished"
     unfinished.write_bytes(pickle.dumps(result))
     unfinished.replace(folder / "recording")
-
-
-if __name__ == "__main__":
-    main()

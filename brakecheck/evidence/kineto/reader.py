@@ -82,13 +82,11 @@ def read_one(path: Path, workers: int, progress: Optional[Progress]) -> Recordin
             from . import tables  # noqa: F401
             from .collect import Collector
             found = Collector()
-            for count, (number, block) in enumerate(blocks, 1):
-                found.put(number, block)
+            for count, block in enumerate(blocks, 1):
+                found.put(block)
                 if progress is not None and count % 16 == 0:
                     progress(str(path), trace.fraction())
-        if found.end is not None:
-            found.forget_after(found.end[0])
-        trace.finish(found.end[1] if found.end else None)
+        trace.finish(found.end)
     finally:
         trace.stream.close()
     found.pair_marks()

@@ -39,23 +39,28 @@ class Stream:
     def close(self) -> None:
         self.file.close()
 
-    def read(self, size: int) -> Union[bytes, memoryview]:
-        """Up to `size` bytes, none at the end."""
-        if self.pieces is None:
-            data = self.file.read(size)
-            self.compressed_read += len(data)
-            return data
-        piece = self.rest or memoryview(next(self.pieces, b""))
-        self.rest = piece[size:]
-        return piece[:size]
+    def fill(self, size: int, begun: Union[bytes, bytearray] = b"") -> bytearray:
+        """What was begun and `size` bytes more, fewer at the end. One allocation, for there are many."""
+        text = bytearray(len(begun) + size)
+        text[:len(begun)] = begun
+        at = len(begun)
+        with memoryview(text) as view:
+            while at < len(text) and (count := self._read_into(view[at:])):
+                at += count
+        del text[at:]
+        return text
 
-    def fill(self, size: int, begun: bytes = b"") -> bytes:
-        """What was begun and `size` bytes more; fewer at the end."""
-        parts, wanted = [begun], size
-        while wanted > 0 and (piece := self.read(wanted)):
-            parts.append(piece)
-            wanted -= len(piece)
-        return b"".join(parts)
+    def _read_into(self, target: memoryview) -> int:
+        """Bytes read, 0 at the end."""
+        if self.pieces is None:
+            count = self.file.readinto(target)
+            self.compressed_read += count
+            return count
+        piece = self.rest or memoryview(next(self.pieces, b""))
+        count = min(len(piece), len(target))
+        target[:count] = piece[:count]
+        self.rest = piece[count:]
+        return count
 
     def _inflated(self, magic: bytes) -> Iterator[bytes]:
         inflate = _gzip() if magic[:2] == b"\x1f\x8b" else _zstandard(self.path)
@@ -112,7 +117,7 @@ class Trace:
         self.metadata: Dict[str, Any] = {}
         self.problems: List[Tuple[str, int, str]] = []
         self.has_events = False
-        self.last = (0, b"")
+        self.last = (0, bytearray())
 
     def fraction(self) -> float:
         """Share of the file that has been read."""
@@ -131,16 +136,17 @@ class Trace:
             return
         offset, carry = start, head[start:]
         while True:
-            text = self.stream.fill(max(BLOCK - len(carry), BLOCK // 4), carry)
-            ended = len(text) == len(carry)
+            text = self.stream.fill(max(BLOCK - len(carry), BLOCK // 4), b"[" + carry)
+            ended = len(text) == len(carry) + 1
             cut = _last_boundary(text)
+            carry = text[cut[1]:] if cut is not None else text[1:]
             if cut is not None:
-                yield Task(b"".join((b"[", memoryview(text)[:cut[0]], b"]")), offset, False)
-                offset, text = offset + cut[1], text[cut[1]:]
-            elif len(text) > _HEAD:
+                text[cut[0]] = ord("]")  # instead of the comma or space behind the last event
+                yield Task(memoryview(text)[:cut[0] + 1], offset, False)
+                offset += cut[1] - 1
+            elif len(carry) > _HEAD:
                 raise BrakecheckError(f"no event ends within {_HEAD >> 20} MiB", f"{self.path}, byte {offset}",
                                       "this is not a trace of the PyTorch profiler, or it is damaged here")
-            carry = text
             if ended:
                 break
         self.last = (offset, carry)
@@ -158,7 +164,7 @@ class Trace:
         tail = text.decode("latin-1")
         self._members(tail, _past(tail, 0, _SPACE), end)
 
-    def _head(self) -> Tuple[bytes, int]:
+    def _head(self) -> Tuple[bytearray, int]:
         """What was read, and where in it the first event is."""
         head = self.stream.fill(BLOCK)
         base = 0
@@ -170,7 +176,7 @@ class Trace:
             self.has_events = True
             return head, head.index(b"[") + 1
         if first != b"{":
-            shown = head[base:base + 20]
+            shown = bytes(head[base:base + 20])
             raise BrakecheckError(f"not a JSON trace: it begins with {shown!r}" if shown else "the trace is empty",
                                   f"{self.path}, byte {base}", "give a Chrome trace as torch.profiler exports it")
         while True:
@@ -217,7 +223,7 @@ class Trace:
             position = end
 
 
-def _last_boundary(text: bytes) -> Optional[Tuple[int, int]]:
+def _last_boundary(text: bytearray) -> Optional[Tuple[int, int]]:
     """(end of an event, start of the next) for the last two events that lie in the text."""
     window = 1 << 14
     while True:
@@ -229,14 +235,14 @@ def _last_boundary(text: bytes) -> Optional[Tuple[int, int]]:
         window *= 8
 
 
-def _from(path: Path, offset: int) -> bytes:
+def _from(path: Path, offset: int) -> bytearray:
     """The bytes of a trace from `offset` on, at most what a head may have."""
     stream = Stream(path)
     try:
         while offset > 0:
-            skipped = stream.read(min(offset, BLOCK))
+            skipped = stream.fill(min(offset, BLOCK))
             if not skipped:
-                return b""
+                return skipped
             offset -= len(skipped)
         return stream.fill(_HEAD)
     finally:
