@@ -26,6 +26,7 @@ from .layout import (
     MISSING,
     MODULE,
     MODULE_PREFIX,
+    OTHER_PHASES,
     RUNTIME,
 )
 
@@ -45,13 +46,26 @@ def _arguments_type(fields: Dict[str, Tuple[str, ...]], old: FrozenSet[str] = fr
     return msgspec.defstruct("Arguments", members, gc=False, rename=names.get)
 
 
-def _event_type(arguments: Any, exact: bool = False) -> Any:
+def _fields(arguments: Any, exact: bool) -> List[Any]:
     """exact keeps the digits of the time, for fractions beside an absolute epoch (traces of early 2024)."""
     place = Union[int, str]
     time = (Raw, Raw(b"NaN")) if exact else (float, math.nan)
-    return msgspec.defstruct("Event", [
-        ("ph", str, ""), ("cat", str, ""), ("name", str, ""), ("pid", place, 0), ("tid", place, 0), ("ts", *time),
-        ("dur", float, math.nan), ("args", Optional[arguments], None)], gc=False)
+    return [("cat", str, ""), ("name", str, ""), ("pid", place, 0), ("tid", place, 0), ("ts", *time),
+            ("dur", float, math.nan), ("args", Optional[arguments], None)]
+
+
+def _event_type(arguments: Any, exact: bool = False) -> Any:
+    return msgspec.defstruct("Event", [("ph", str, ""), *_fields(arguments, exact)], gc=False)
+
+
+def _event_types(arguments: Any, exact: bool) -> Any:
+    """The same, told apart by phase: of events that are neither whole, begin nor end only the category is decoded."""
+    types = [msgspec.defstruct("Event", _fields(arguments, exact), gc=False, tag_field="ph", tag=phase,
+                               namespace={"ph": phase}) for phase in "XBE"]
+    nothing = {"name": "", "ts": 0.0, "args": None}
+    types += [msgspec.defstruct("Event", [("cat", str, "")], gc=False, tag_field="ph", tag=phase,
+                                namespace={"ph": phase, **nothing}) for phase in OTHER_PHASES]
+    return Union[tuple(types)]
 
 
 _ALL_ARGUMENTS = {**ARGUMENTS, **COMMUNICATION}
@@ -65,10 +79,12 @@ _TELLTALE = next(iter(COMMUNICATION))  # the field that every collective has
 
 
 @functools.cache
-def _decoder(collectives: bool, old: FrozenSet[str], exact: bool) -> Any:
-    """collectives: with the fields of collectives, which make every event slower; else only one that tells of them."""
+def _decoder(collectives: bool, old: FrozenSet[str], exact: bool, phases: bool) -> Any:
+    """collectives: with the fields of collectives, which make every event slower; else only one that tells of them.
+    phases: see `_event_types`."""
     fields = _ALL_ARGUMENTS if collectives else {**ARGUMENTS, _TELLTALE: COMMUNICATION[_TELLTALE]}
-    return msgspec.json.Decoder(List[_event_type(_arguments_type(fields, old), exact)])  # type: ignore[misc]
+    event = (_event_types if phases else _event_type)(_arguments_type(fields, old), exact)
+    return msgspec.json.Decoder(List[event])  # type: ignore[valid-type]
 
 
 class Block(msgspec.Struct):
@@ -116,16 +132,23 @@ def decode_typed(text: Any) -> Optional[Sequence[Any]]:
     """The events of a JSON array (bytes-like), or None when something in it is not as the types say."""
     places = range(0, len(text), max(len(text) // _PLACES, _PROBE))
     old = frozenset(name.decode() for at in places for name in _OLD_NAMES.findall(text, at, at + _PROBE + 32))
-    collectives = _Collectives.seen
     try:
-        events: Sequence[Any] = _decoder(collectives, old, False).decode(text)
-        found = bool([True for e in events if e.args is not None and e.args.collective is not _EMPTY])
-        exact = any(e.ts >= EXACT_MICROSECONDS and e.ts % 1.0 for e in events[::64])
-        if exact or found > collectives:
-            events = _decoder(found, old, exact).decode(text)
-        _Collectives.seen = found
+        try:
+            return _decode(text, old, True)
+        except msgspec.ValidationError:  # an event has no phase, or one that is not known
+            return _decode(text, old, False)
     except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, RecursionError):
         return None
+
+
+def _decode(text: Any, old: FrozenSet[str], phases: bool) -> Sequence[Any]:
+    collectives = _Collectives.seen
+    events: Sequence[Any] = _decoder(collectives, old, False, phases).decode(text)
+    found = bool([True for e in events if e.args is not None and e.args.collective is not _EMPTY])
+    exact = any(e.ts >= EXACT_MICROSECONDS and e.ts % 1.0 for e in events[::64])
+    if exact or found > collectives:
+        events = _decoder(found, old, exact, phases).decode(text)
+    _Collectives.seen = found
     return events
 
 
