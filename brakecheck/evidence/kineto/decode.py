@@ -32,7 +32,7 @@ from .layout import (
 
 Raw = msgspec.Raw
 _EMPTY = Raw(b"")
-_PLACES, _PROBE = 32, 1024  # where in a block old spellings are looked for: so many places, so many bytes each
+_PLACES, _PROBE = 16, 1024  # where in a block old spellings are looked for: so many places, so many bytes each
 # Above this many microseconds a float64 no longer holds the third decimal: 2**43 us, unit in the last place 2**-9 us.
 EXACT_MICROSECONDS = 2.0**43
 LARGEST_MICROSECONDS = 9.2e15  # int64 nanoseconds end here
