@@ -25,7 +25,7 @@ from .wording import contrast, duration, percent, short
 # Relative change of a counter that is worth telling.
 COUNTER_CHANGE = 0.1
 MOST_COUNTERS = 6
-UNORDERED = {"cubin", "build-log", "nccl-log"}
+UNORDERED = {"cubin", "fatbin", "build-log", "nccl-log"}
 SETTLED = {"slower": State.SLOWER, "faster": State.FASTER, "same": State.SAME, "undecided": State.UNDECIDED}
 
 

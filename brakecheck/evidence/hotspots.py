@@ -4,7 +4,8 @@ Three inputs end in the same rows:
   - a report (.ncu-rep) with the section SourceCounters: counters by address, lines from the cubin it holds;
   - its source page as CSV (`ncu --import R --page source --csv`): a line "Kernel Name", a heading, one row an
     instruction;
-  - a cubin: no counts, but the instructions of each line that may diverge or wait. It needs nvdisasm.
+  - a cubin, or the cubins in a fat binary, object, library or executable: no counts, but the instructions of each line
+    that may diverge or wait. It needs nvdisasm, and cuobjdump for all but a cubin.
 Lines exist where the code was built with -lineinfo; Triton does that by itself.
 """
 
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 from ..model import BrakecheckError
-from .cubin import read_cubin
+from .cubin import Cubin, cubins_in, read_cubin
 from .files import read_text
 from .names import demangle
 from .ncu import _actions as actions_of
@@ -90,7 +91,8 @@ class Spot:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel's spots, the hottest first. kind: counters or static. notes: what is missing and how to get it."""
+    """A kernel's spots, the hottest first. kind: counters or static. notes: what is missing and how to get it. arch: of
+    machine code, what it was compiled for."""
 
     name: str
     kind: str
@@ -99,6 +101,7 @@ class Kernel:
     active: Optional[float] = None
     divergent_share: Optional[float] = None
     notes: Tuple[str, ...] = ()
+    arch: Optional[str] = None
 
 
 def from_report(path: Path, load: Optional[Callable[[str], Any]] = None) -> List[Kernel]:
@@ -194,14 +197,16 @@ def _csv_row(cells: Dict[str, str]) -> Row:
     return row
 
 
-def from_cubin(path: Path, nvdisasm: Path) -> List[Kernel]:
-    """Kernels of a cubin: for each line what may diverge or wait, in the order of the lines."""
-    cubin = read_cubin(path)
-    codes = disassemble([(cubin, k) for k in cubin.kernels], cubin.arch, nvdisasm)
-    return [_static(demangle(kernel.name), code) for kernel, code in zip(cubin.kernels, codes)]
+def from_cubins(cubins: Iterable[Cubin], nvdisasm: Path) -> List[Kernel]:
+    """Kernels of cubins: for each line what may diverge or wait, in the order of the lines."""
+    found = []
+    for cubin in cubins:
+        codes = disassemble([(cubin, k) for k in cubin.kernels], cubin.arch, nvdisasm)
+        found += [_static(demangle(kernel.name), cubin.arch, code) for kernel, code in zip(cubin.kernels, codes)]
+    return found
 
 
-def _static(name: str, code: List[Instruction]) -> Kernel:
+def _static(name: str, arch: str, code: List[Instruction]) -> Kernel:
     addresses = {i.label: i.address for i in code if i.label}
     groups: Dict[Tuple[Optional[str], Optional[int]], List[Instruction]] = defaultdict(list)
     for instruction in code:
@@ -221,7 +226,7 @@ def _static(name: str, code: List[Instruction]) -> Kernel:
     spots.sort(key=lambda s: (-s.static.get("divergent branches", 0), -sum(s.static.values()), s.place))
     lines = any(i.line for i in code)
     notes = ["static: what may diverge or wait; how often it does only a report with source counters says"]
-    return Kernel(name, "static", tuple(spots), notes=tuple(notes if lines else [*notes, _NO_LINES]))
+    return Kernel(name, "static", tuple(spots), notes=tuple(notes if lines else [*notes, _NO_LINES]), arch=arch)
 
 
 def _kinds(instruction: Instruction, addresses: Dict[str, int]) -> List[str]:
@@ -296,9 +301,9 @@ def _sum(rows: Iterable[Row], name: str) -> Optional[float]:
     return sum(known) if known else None
 
 
-def open_hotspots(path: Path, nvdisasm: Callable[[], Path]) -> List[Kernel]:
-    """Kernels of a report, a source page, a cubin, or a folder of `brakecheck profile --with ncu`. nvdisasm: called
-    for a cubin only. BrakecheckError for anything else."""
+def open_hotspots(path: Path, tool: Callable[[str], Path]) -> List[Kernel]:
+    """Kernels of a report, a source page, a cubin or what holds some, or a folder of `brakecheck profile --with ncu`.
+    tool("nvdisasm"), tool("cuobjdump"): called where machine code is read. BrakecheckError for anything else."""
     from .files import read_head
     from .profile_run import read_manifest
     from .recognise import ACCEPTED, recognise
@@ -313,11 +318,14 @@ def open_hotspots(path: Path, nvdisasm: Callable[[], Path]) -> List[Kernel]:
         return from_csv(path)
     kind = recognise(path)
     if kind == "cubin":
-        return from_cubin(path, nvdisasm())
+        return from_cubins([read_cubin(path)], tool("nvdisasm"))
+    if kind == "fatbin":
+        return from_cubins(cubins_in(path, tool("cuobjdump")), tool("nvdisasm"))
     if kind == "ncu":
         return from_report(path)
     raise BrakecheckError(f"hot spots are not in a {ACCEPTED[kind]}", str(path), "give a report (.ncu-rep), its source "
-                          "page (ncu --page source --csv), a cubin, or a folder of brakecheck profile --with ncu")
+                          "page (ncu --page source --csv), a cubin, a program or library, or a folder of "
+                          "brakecheck profile --with ncu")
 
 
 def only(kernels: List[Kernel], pattern: str, rows: int) -> List[Kernel]:

@@ -188,6 +188,14 @@ def _cubin(path: Path) -> Recording:
     return static.read_cubin(path)
 
 
+def _fatbin(path: Path) -> Recording:
+    from . import static
+
+    recording = static.read_fatbin(_unpacked(path))
+    recording.path = str(path)
+    return recording
+
+
 def _build_log(path: Path) -> Recording:
     from . import static
 
@@ -248,5 +256,5 @@ def _unpacked(path: Path) -> Path:
 
 READERS: Dict[str, Callable[[Path], Recording]] = {
     "kineto": _kineto, "nsys": _nsys, "ncu": _ncu, "ncu-csv": _ncu_csv, "nsys-csv": _nsys_stats, "nccl-log": _nccl,
-    "cubin": _cubin, "build-log": _build_log, "profile": _profile,
+    "cubin": _cubin, "fatbin": _fatbin, "build-log": _build_log, "profile": _profile,
 }
