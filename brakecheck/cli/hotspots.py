@@ -15,8 +15,8 @@ from ..model import UsageError, encode
 
 
 def hotspots(
-    path: Path = typer.Argument(..., help="Report (.ncu-rep), its source page as CSV, cubin, program or library with device "
-                                         "code, or folder of profile."),
+    path: Path = typer.Argument(..., help="Report (.ncu-rep), its source page as CSV, cubin, program or library with "
+                                         "device code, or folder of profile."),
     kernel: str = typer.Option("", help="Only kernels whose name matches this regular expression."),
     rows: int = typer.Option(10, help="Lines a kernel to print; 0 prints all."),
     nvdisasm: Optional[Path] = typer.Option(None, help="Disassembler (default: on PATH, else a wheel's)."),
