@@ -61,8 +61,8 @@ def compare(
     launches (KERNEL=THREADS[,SHARED]), front ("nvrtc" or "nvcc"; `nvcc`: path of an installed one), jobs, offline.
     Of measuring: device ("cpu", "cuda:0"; with one, toolchains are measured too), options (budget, cases, duty and the
     like), implementation ("base=torch,candidate=triton"), store, resume, watch (called with each visit). Of both:
-    operators, policy (a brakecheck.toml or a Policy), workload (a file of `brakecheck workload`, or of weights by
-    operator).
+    operators, policy (a brakecheck.toml or a Policy), workload (a file of `brakecheck workload`, whose cases are then
+    measured instead of the catalogue's, or of weights by operator).
     """
     from .verdict.policy import Policy, load_policy
 
@@ -96,6 +96,7 @@ def compare(
         from .toolchain_arms import compare_on_device
 
         return compare_on_device(specs, chosen, rules, static, how)
+    chosen = replace(chosen, mix=measuring.mix_of(workload))
     comparison, run = measuring.compare_measured(
         *specs, options=chosen, policy=rules, implementations=measuring.implementations_of(implementation), **how)
     return _projected(_finished(comparison, run), workload)
