@@ -135,14 +135,14 @@ def _unknown(path: Path, looks: str) -> BrakecheckError:
 def open_evidence(path: Path) -> Recording:
     """The recording in a file or directory of any known kind.
 
-    Raises BrakecheckError for what is unknown, damaged, or (runs and comparisons) compared by another command.
+    Raises BrakecheckError for what is unknown, damaged, or a comparison already.
     """
     path = Path(path)
     kind = recognise(path)
     reader = READERS.get(kind)
     if reader is None:
-        raise BrakecheckError(f"{path} is a {ACCEPTED[kind]}, which holds measurements and not a recording", str(path),
-                              "compare runs with brakecheck compare, and give diff traces, reports, cubins or logs")
+        raise BrakecheckError(f"{path} is a {ACCEPTED[kind]}, which is an answer and not a recording", str(path),
+                              "give the recordings or runs that it compared")
     return reader(path)
 
 
@@ -202,6 +202,12 @@ def _build_log(path: Path) -> Recording:
     return static.read_build_log(path)
 
 
+def _run(path: Path) -> Recording:
+    from . import runs
+
+    return runs.read(path)
+
+
 def _profile(path: Path) -> Recording:
     """What `brakecheck profile` kept, with the versions and devices of its manifest where the evidence lacks them."""
     from .profile_run import read_manifest
@@ -256,5 +262,5 @@ def _unpacked(path: Path) -> Path:
 
 READERS: Dict[str, Callable[[Path], Recording]] = {
     "kineto": _kineto, "nsys": _nsys, "ncu": _ncu, "ncu-csv": _ncu_csv, "nsys-csv": _nsys_stats, "nccl-log": _nccl,
-    "cubin": _cubin, "fatbin": _fatbin, "build-log": _build_log, "profile": _profile,
+    "cubin": _cubin, "fatbin": _fatbin, "build-log": _build_log, "profile": _profile, "run": _run,
 }
