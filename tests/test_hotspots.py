@@ -35,8 +35,8 @@ class Metric:
     def num_instances(self):
         return len(self.values)
 
-    def value(self, i):
-        return self.values[i]
+    def value(self, i=None):
+        return sum(self.values) if i is None else self.values[i]
 
 
 class Source:
@@ -65,7 +65,7 @@ class Action:
         return tuple(self.metrics)
 
     def metric_by_name(self, name):
-        return self.metrics[name]
+        return self.metrics.get(name)
 
     def sass_by_pc(self, address):
         return SASS.get(address, "")

@@ -154,6 +154,9 @@ class Domain:
     def push_pop_ranges(self):
         return ("step", "attention")
 
+    def start_end_ranges(self):
+        return ()
+
 
 class State:
     def domains(self):

@@ -97,6 +97,9 @@ class Group:
 
     @property
     def text(self) -> str:
+        if (self.calls_base and not self.total_base) or (self.calls_candidate and not self.total_candidate):
+            counts = f"{self.calls_base} -> {self.calls_candidate} calls"
+            return f"{short(self.family)}: {self.kind}, times unknown, {counts}"
         sides = [(t / c if c else None) for t, c in ((self.total_base, self.calls_base),
                                                      (self.total_candidate, self.calls_candidate))]
         if None in sides:

@@ -54,6 +54,8 @@ def judge(result: DiffResult) -> Tuple[Verdict, str, Tuple[Reason, ...]]:
         return Verdict.HOLD, headline, tuple(reasons)
     if not result.complete:
         headline = "a recording lacks kernels: what is missing may be what changed"
+    elif empty := [n for n in ("base", "candidate") if all(getattr(r, n) is None for r in result.rows)]:
+        headline = f"no kernel in {' and '.join(empty)}: there is nothing to compare"
     elif not result.per_call_comparable:
         headline = "the recordings are of unlike GPUs or instruments: nothing is decided, what follows is description"
     elif not any(r.ratio is not None for r in result.rows):

@@ -31,10 +31,11 @@ from .sass import Instruction, disassemble
 from .units import number
 
 WARP = 32
+_DIVERGENT = "smsp__branch_targets_threads_divergent"
 STALL = "smsp__pcsamp_warps_issue_stalled_"
 # Counter by address -> field of Row. Nsight Compute's names since 2021; those of the CSV are its headings.
 COUNTERS = {"inst_executed": "executed", "thread_inst_executed": "threads", "smsp__pcsamp_sample_count": "samples",
-            "branch_inst_executed": "branches", "smsp__branch_targets_threads_divergent": "divergent"}
+            "branch_inst_executed": "branches", _DIVERGENT: "divergent"}
 HEADINGS = {"Instructions Executed": "executed", "# Instructions Executed": "executed",
             "Thread Instructions Executed": "threads", "Warp Stall Sampling (All Samples)": "samples",
             "# Samples": "samples", "Divergent Branches": "divergent"}
@@ -112,7 +113,7 @@ def from_report(path: Path, load: Optional[Callable[[str], Any]] = None) -> List
     try:
         context = (load or report_loader())(str(path))
         found = [summarise(str(name_of(action, "NameBase_DEMANGLED") or name_of(action, "NameBase_MANGLED") or "?"),
-                           _rows(action)) for action in actions_of(context)]
+                           _rows(action), _never_diverges(action)) for action in actions_of(context)]
     except (OSError, RuntimeError, ValueError, TypeError, AttributeError, LookupError, MemoryError, SystemError) as e:
         raise BrakecheckError(f"the report cannot be read: {e}", str(path), "check that it is whole, and that "
                               "ncu-report is as new as the ncu that wrote it") from None
@@ -140,6 +141,12 @@ def _rows(action: Any) -> List[Row]:
             elif value:
                 row.stalls[target] = value
     return [rows[address] for address in sorted(rows)]
+
+
+def _never_diverges(action: Any) -> bool:
+    """Whether divergence was recorded, and there was none: of a kernel without branches no address has a count."""
+    metric = action.metric_by_name(_DIVERGENT)
+    return metric is not None and metric.value() == 0
 
 
 def _by_address(metric: Any) -> Iterable[Tuple[int, float]]:
@@ -249,8 +256,8 @@ def _kinds(instruction: Instruction, addresses: Dict[str, int]) -> List[str]:
 _NO_LINES = "no source lines: build with -lineinfo (Triton: unset TRITON_DISABLE_LINE_INFO)"
 
 
-def summarise(name: str, rows: List[Row]) -> Kernel:
-    """The rows of a kernel by source line, or by instruction where there are none."""
+def summarise(name: str, rows: List[Row], never_diverges: bool = False) -> Kernel:
+    """The rows of a kernel by source line, or by instruction where there are none. never_diverges: that is known."""
     lines = any(r.file is not None for r in rows)
     groups: Dict[Any, List[Row]] = defaultdict(list)
     for index, row in enumerate(rows):
@@ -266,9 +273,10 @@ def summarise(name: str, rows: List[Row]) -> Kernel:
         notes.append("no stall samples: record with --section SourceCounters and --section WarpStateStats")
     if rows and not lines:
         notes.append(_NO_LINES)
-    if rows and whole.divergent is None:
+    if rows and whole.divergent is None and not never_diverges:
         notes.append("branch divergence was not recorded")
-    return Kernel(name, "counters", tuple(spots), total, whole.active, whole.divergent_share, tuple(notes))
+    return Kernel(name, "counters", tuple(spots), total, whole.active, 0.0 if never_diverges else whole.divergent_share,
+                  tuple(notes))
 
 
 def _spot(rows: List[Row], total: Optional[float]) -> Spot:

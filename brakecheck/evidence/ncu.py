@@ -27,8 +27,8 @@ RANGES = ("thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type
           "Id:Domain:Start/Stop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg")
 IDENTITY = ("ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Kernel Time", "Context", "Stream",
             "Block Size", "Grid Size", "Device", "CC", "Range Name", *RANGES)
-# A range in such a column: "domain:name:" and six more fields. Names hold colons themselves.
-RANGE = re.compile(r'"[^:"]*:(.*?)(?::[^:]*){6}"(?=\s|$)')
+# A range in such a column: "domain:name:" and six more fields, behind an id where it has one. Names hold colons too.
+RANGE = re.compile(r'"(?:\d+:)?[^:"]*:(.*?)(?::[^:]*){6}"(?=\s|$)')
 RULE_COLUMNS = ("Rule Name", "Rule Description", "Estimated Speedup")
 # Kernel table column -> where it may be found, best first. Details pages print labels, raw pages and reports names.
 DERIVED = {
@@ -67,7 +67,8 @@ class Kernels:
             gpus.append(known)
 
     def add(self, ranges: Sequence[str], **columns: Any) -> int:
-        """ranges: texts of the NVTX ranges around it, outermost first. Kernels in a row under the very same ones are of
+        """ranges: texts of the NVTX ranges around it, outermost first (start/stop ranges before push/pop ones, for
+        they are of no thread). Kernels in a row under the very same ones are of
         one operator call, for an operator's range says which call it is."""
         columns.update(around(ranges))
         if columns["operator"]:
@@ -174,7 +175,7 @@ def _start(out: Kernels, row: Dict[str, str]) -> int:
     out.gpu(device if _integer(device) is None else None,
             capability if re.fullmatch(r"\d{1,2}\.\d{1,2}", capability) else None)
     name = row.get("Kernel Name") or None
-    ranges = [text for column in RANGES for text in RANGE.findall(row.get(column, ""))]
+    ranges = [text for column in reversed(RANGES) for text in RANGE.findall(row.get(column, ""))]
     return out.add(ranges, name=name, raw_name=name, device=_integer(row.get("Device")),
                    stream=_integer(row.get("Stream")),
                    **dict(zip(("grid_x", "grid_y", "grid_z"), grid)),
@@ -303,9 +304,7 @@ def _launch(out: Kernels, kernel: int) -> None:
 
 def _ranges(action: Any) -> List[str]:
     state = action.nvtx_state()
-    names: List[str] = []
-    for domain_id in state.domains() if state is not None else ():
-        domain = state.domain_by_id(domain_id)
-        if domain is not None:
-            names.extend(domain.push_pop_ranges())
-    return names
+    domains = [state.domain_by_id(d) for d in state.domains()] if state is not None else []
+    found = [d for d in domains if d is not None]
+    return [*(name for d in found for name in d.start_end_ranges()),
+            *(name for d in found for name in d.push_pop_ranges())]

@@ -27,10 +27,11 @@ def read_files(files: List[Path], workers: int, progress: Optional[Progress]) ->
     """One Recording of all files, whose kernels and operators carry their rank. A file that cannot be read is a
     problem of the recording; BrakecheckError when none can."""
     at_once = max(min(workers, len(files)), 1)
+    small = sum(p.stat().st_size for p in files if p.is_file()) < _SMALL
 
     def one(path: Path) -> Union[Recording, BrakecheckError]:
         try:
-            if at_once == 1 or sum(p.stat().st_size for p in files) < _SMALL:
+            if at_once == 1 or small:
                 return read_one(path, workers, progress)
             found = _in_process(path, max(workers // at_once, 1))
             if progress is not None:
@@ -57,6 +58,13 @@ def _joined(files: List[Path], results: List[Union[Recording, BrakecheckError]])
     if twice:
         text = "several files say that they are of one rank: " + ", ".join(map(str, twice))
         problems.append(Problem("rank-twice", text, str(files[0].parent), len(twice)))
+    size = good[0].metadata.get("distributed", {}).get("world_size")
+    absent = sorted(set(range(size)) - set(ranks)) if isinstance(size, int) and 1 < size < 2**20 else []
+    if absent and None not in ranks:
+        named = ", ".join(map(str, absent[:8])) + ", ..." * (len(absent) > 8)
+        text = (f"{len(absent)} of {size} ranks are absent ({named}): who waited for them is not known, so wire time "
+                "looks longer, and skew shorter")
+        problems.append(Problem("rank-absent", text, str(files[0].parent), len(absent)))
     kernels, operators, first = [], [], 0
     for recording in good:
         kernels.append(recording.kernels.with_columns(pl.col("call") + first))
