@@ -11,16 +11,18 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 import polars as pl
 
 from . import kernel_names as names
 from .sequence import LONGEST, common, gaps
 
-# More kernels than this on a side under one ancestor are not called replaced as one lump.
+# More kernels than this on a side under one ancestor are not called replaced as one lump; on one side they may be more
+# under an operator, whose implementation then is another (attention in one kernel, or in twenty).
 LUMP = 8
 Dim = Optional[Tuple[int, ...]]
+Inputs = Dict[str, Set[Optional[str]]]  # by place of an operator call, the shapes of its inputs
 
 
 @dataclass(eq=False)
@@ -63,6 +65,15 @@ class Pair:
     base: Tuple[Bucket, ...]
     candidate: Tuple[Bucket, ...]
 
+    @property
+    def place(self) -> str:
+        """Of all of them: where they differ, the innermost call around all."""
+        places = [bucket.place.split(" > ") for bucket in (*self.candidate, *self.base)]
+        shared = 0
+        while all(len(p) > shared and p[shared] == places[0][shared] for p in places):
+            shared += 1
+        return " > ".join(places[0][:shared]) or (self.candidate or self.base)[0].place
+
 
 def choose_key(base: pl.DataFrame, candidate: pl.DataFrame) -> str:
     """path, nvtx or sequence: the best that most of the device time of both sides has."""
@@ -99,6 +110,15 @@ def place_unlaunched(tables: Sequence[pl.DataFrame], key: str) -> Tuple[List[pl.
         out.append(joined.with_columns(*(pl.when(lost).then(pl.col(f"{c}_found")).otherwise(pl.col(c)).alias(c)
                                          for c in carried)).select(table.columns))
     return out, [a[key].null_count() - b[key].null_count() for a, b in zip(tables, out)]
+
+
+def inputs_of(operators: Optional[pl.DataFrame]) -> Inputs:
+    """Shapes of the inputs of every operator call, by place."""
+    found: Inputs = defaultdict(set)
+    if operators is not None and {"path", "shapes"} <= set(operators.columns):
+        for path, shapes in operators.select("path", "shapes").unique().drop_nulls("path").iter_rows():
+            found[names.place(path)].add(shapes)
+    return found
 
 
 def buckets(table: pl.DataFrame, key: str) -> List[Bucket]:
@@ -144,12 +164,14 @@ def _dim(row: Dict[str, Any], columns: Sequence[str]) -> Dim:
 
 
 def align(base: Sequence[Bucket], candidate: Sequence[Bucket],
-          sequences: Optional[Tuple[Sequence[Bucket], Sequence[Bucket]]] = None) -> List[Pair]:
+          sequences: Optional[Tuple[Sequence[Bucket], Sequence[Bucket]]] = None,
+          inputs: Tuple[Inputs, Inputs] = ({}, {})) -> List[Pair]:
     """Pairs that hold every bucket once.
 
-    sequences: for recordings without paths, the buckets of both sides in order of launch (with repetition).
+    sequences: for recordings without paths, the buckets of both sides in order of launch (with repetition). inputs: of
+    the operator calls of both sides, to tell another choice inside a call from a call with other inputs.
     """
-    state = Alignment(base, candidate)
+    state = Alignment(base, candidate, inputs)
     state.match(lambda b: (b.place, b.shapes, b.plain, b.kind, b.grid, b.block))
     if sequences is not None:
         state.by_sequence(*sequences)
@@ -175,7 +197,8 @@ def _ancestor(place: str, level: int) -> Optional[str]:
 class Alignment:
     """What is left to be paired of base and candidate, and the pairs so far."""
 
-    def __init__(self, base: Sequence[Bucket], candidate: Sequence[Bucket]) -> None:
+    def __init__(self, base: Sequence[Bucket], candidate: Sequence[Bucket], inputs: Tuple[Inputs, Inputs]) -> None:
+        self.inputs = inputs
         self.left: Tuple[Dict[int, Bucket], Dict[int, Bucket]] = ({id(b): b for b in base},
                                                                   {id(b): b for b in candidate})
         self.pairs: List[Pair] = []
@@ -222,11 +245,21 @@ class Alignment:
         self.same_kernel(key)
         for left, right in self.groups(lambda b: None if key(b) is None else (key(b), b.kind == "memcpy")):
             ours, theirs = (_by_name(side) for side in (left, right))
+            call = key(left[0])
+            operator = isinstance(call, str) and "::" in call.rpartition(" > ")[2]
             if len(ours) == len(theirs):
                 for a, b in zip(ours, theirs):
-                    self.take(_kind(a, b, "replaced"), a, b)
-            elif max(len(ours), len(theirs)) <= LUMP:
-                self.take(_kind(left, right, "fused" if len(ours) > len(theirs) else "split"), left, right)
+                    self.take(self._kind(call, a, b, "replaced"), a, b)
+            elif (min if operator else max)(len(ours), len(theirs)) <= LUMP:
+                self.take(self._kind(call, left, right, "fused" if len(ours) > len(theirs) else "split"), left, right)
+
+    def _kind(self, call: Any, base: Sequence[Bucket], candidate: Sequence[Bucket], default: str) -> str:
+        """Of kernels of different calls inside one call, that call's inputs tell whether they do the same work."""
+        if len({b.place for b in (*base, *candidate)}) > 1 and isinstance(call, str):
+            one, other = (side.get(call, {None}) for side in self.inputs)
+            if None not in one | other:
+                return default if one == other else "other shape"
+        return _kind(base, candidate, default)
 
     def by_sequence(self, ours: Sequence[Bucket], theirs: Sequence[Bucket]) -> None:
         """Pairs buckets that stand between the same matched neighbours, by majority over all such gaps."""

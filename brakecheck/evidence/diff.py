@@ -17,7 +17,7 @@ import polars as pl
 from ..model import Change, State
 from . import kernel_names as names
 from . import percall
-from .align import Bucket, Pair, align, buckets, choose_key, place_unlaunched
+from .align import Bucket, Pair, align, buckets, choose_key, inputs_of, place_unlaunched
 from .comparable import Comparable, sequences, step_totals
 from .table import Problem, Recording
 from .wording import contrast, duration, percent, short
@@ -25,6 +25,7 @@ from .wording import contrast, duration, percent, short
 # Relative change of a counter that is worth telling.
 COUNTER_CHANGE = 0.1
 MOST_COUNTERS = 6
+FEW = 3  # kernels of a side that a row names; more are counted
 UNORDERED = {"cubin", "fatbin", "build-log", "nccl-log"}
 SETTLED = {"slower": State.SLOWER, "faster": State.FASTER, "same": State.SAME, "undecided": State.UNDECIDED}
 
@@ -157,7 +158,7 @@ def diff(base: Recording, candidate: Recording, margin: float = percall.MARGIN) 
                     for table, recording in ((limits.base, base), (limits.candidate, candidate)))
     order = _order(limits, ours, theirs) if key == "sequence" else None
     counters = (_counters(base), _counters(candidate))
-    pairs = align(ours, theirs, order)
+    pairs = align(ours, theirs, order, (inputs_of(base.operators), inputs_of(candidate.operators)))
     rows = [_row(pair, limits, margin, counters) for pair in pairs]
     totals = [None if side and not any(b.timed for b in side) else sum(b.total for b in side)
               for side in (ours, theirs)]
@@ -250,8 +251,9 @@ def _row(pair: Pair, limits: Comparable, margin: float, counters: Sequence[Dict[
         kind = "other resources" if changes else "same resources"
     settled = pair.kind != "matched" or kind in ("slower per call", "faster per call")
     unattributed = difference if kind == "unknown place" else 0 if settled else difference - calls_effect
-    first = (*pair.candidate, *pair.base)[0]
-    row = Row(kind, state, first.place or None, first.operator, first.name, "", base, candidate, difference,
+    first, place = (*pair.candidate, *pair.base)[0], pair.place
+    operator = first.operator if place == first.place else place.rpartition(" > ")[2]
+    row = Row(kind, state, place or None, operator, first.name, "", base, candidate, difference,
               calls_effect, difference - calls_effect, unattributed, ratio=change.ratio, low=change.low,
               high=change.high, why=change.why, changes=changes)
     return _replace(row, text=words(row))
@@ -413,6 +415,16 @@ def launch(side: Side) -> str:
     return f"grid {'x'.join(map(str, side.grid)) or '?'}, block {'x'.join(map(str, side.block)) or '?'}"
 
 
+def _choice(one: Side, other: Side) -> str:
+    """What stood for what."""
+    if [names.plain(k) for k in one.kernels] == [names.plain(k) for k in other.kernels]:
+        return f"{launch(one)} -> {launch(other)}"
+    if max(len(one.kernels), len(other.kernels)) <= FEW:
+        return contrast(" + ".join(one.kernels), " + ".join(other.kernels))
+    return " -> ".join(short(names.family(side.kernels[0])) + (f" and {len(side.kernels) - 1} more kernels" if
+                       len(side.kernels) > 1 else "") for side in (one, other))
+
+
 def words(row: Row) -> str:
     """One sentence about a row, per call first."""
     name = short(names.family(row.kernel))
@@ -425,12 +437,11 @@ def words(row: Row) -> str:
             "unknown")
         return f"{name}: {where}, {side.calls} calls{time}"
     one, other = row.base, row.candidate
+    if row.operator and max(len(one.kernels), len(other.kernels)) > FEW:
+        name = row.operator
     text = f"{name}: {row.kind}"
     if row.kind in ("replaced", "split", "fused"):
-        same = [names.plain(k) for k in one.kernels] == [names.plain(k) for k in other.kernels]
-        change = f"{launch(one)} -> {launch(other)}" if same else \
-            contrast(" + ".join(one.kernels), " + ".join(other.kernels))
-        text += f" ({change})"
+        text += f" ({_choice(one, other)})"
     if row.kind == "other shape":
         text += f" ({one.shapes or launch(one)} -> {other.shapes or launch(other)}): not a regression"
     if one.mean is not None and other.mean is not None:
