@@ -70,7 +70,7 @@ def test_attention_is_the_same_where_only_the_experts_differ():
         (100_288, 100_066, rows[0].candidate.kernels)]
     grouped = [r for r in result.rows if r.kind == "added" and "_grouped_mm" in r.place]
     calls = {part: sum(r.candidate.calls for r in grouped if part in r.kernel) for part in ("device_kernel", "prepare")}
-    assert calls == {"device_kernel": 18, "prepare": 18}  # two products, forward and for both inputs backward, three steps
+    assert calls == {"device_kernel": 18, "prepare": 18}  # two products, forward and twice backward, three steps
     assert result.total_candidate - result.total_base == 19_778
 
 
