@@ -11,7 +11,6 @@ import math
 import re
 from array import array
 from decimal import Decimal
-from operator import attrgetter
 from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Sequence, Tuple, Union
 
 import msgspec
@@ -201,7 +200,11 @@ def columns(events: Sequence[Any], block: Block) -> Block:
     arguments = [e.args or _NO_ARGUMENTS for e in device]
     block.device = {
         "kind": device_kinds, **_common(device, names, threads),
-        **{f: array("q", map(attrgetter(f), arguments)) for f in INTEGERS},
+        "external": array("q", [a.external for a in arguments]),
+        "correlation": array("q", [a.correlation for a in arguments]),
+        "device": array("q", [a.device for a in arguments]), "stream": array("q", [a.stream for a in arguments]),
+        "registers": array("q", [a.registers for a in arguments]), "shared": array("q", [a.shared for a in arguments]),
+        "bytes": array("q", [a.bytes for a in arguments]),
         "geometry": _geometry(arguments, geometries), "message": _messages(arguments, messages)}
     block.spans = _common(spans, names, threads)
     block.names, block.signatures, block.geometries = list(names), list(signatures), list(geometries)
