@@ -88,12 +88,16 @@ class _Pool:
         self.memory.close()
         self.file.close()
 
-    def _take(self) -> Optional[Tuple[int, Task]]:
+    def _take(self, at: int) -> Optional[Tuple[int, Task]]:
+        """The next block, numbered; its events are in the slot at `at`, or in a copy where they are too many."""
         with self.taking:
             task = None if self.stopped else next(self.blocks, None)
             if task is None:
                 return None
             self.number += 1
+            if len(task.array) > _SLOT:
+                return self.number - 1, task._replace(array=bytes(task.array))
+            self.memory[at:at + len(task.array)] = task.array
             return self.number - 1, task
 
     def _feed(self, process: subprocess.Popen[bytes], base: int) -> None:
@@ -102,14 +106,13 @@ class _Pool:
         try:
             assert process.stdin is not None and process.stdout is not None
             while True:
-                taken = self._take()
+                at = base + slot * _SLOT
+                taken = self._take(at)
                 if taken is not None:
                     number, task = taken
                     if len(task.array) > _SLOT:
                         self.answers.put((number, decode_block(task)))
                         continue
-                    at = base + slot * _SLOT
-                    self.memory[at:at + len(task.array)] = task.array
                     process.stdin.write(pickle.dumps((at, len(task.array), *task[1:])))
                     process.stdin.flush()
                     waiting.append(number)

@@ -7,7 +7,7 @@ import json
 import re
 import zlib
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from brakecheck.model import BrakecheckError, UnavailableError
 
@@ -39,16 +39,20 @@ class Stream:
     def close(self) -> None:
         self.file.close()
 
-    def fill(self, size: int, begun: Union[bytes, bytearray] = b"") -> bytearray:
-        """What was begun and `size` bytes more, fewer at the end. One allocation, for there are many."""
+    def fill(self, size: int, begun: bytes = b"") -> bytes:
+        """What was begun and `size` bytes more, fewer at the end."""
         text = bytearray(len(begun) + size)
         text[:len(begun)] = begun
-        at = len(begun)
         with memoryview(text) as view:
-            while at < len(text) and (count := self._read_into(view[at:])):
-                at += count
-        del text[at:]
-        return text
+            count = self.fill_into(view[len(begun):])
+        return bytes(text[:len(begun) + count])
+
+    def fill_into(self, target: memoryview) -> int:
+        """Bytes read: as many as the target has, fewer at the end."""
+        at = 0
+        while at < len(target) and (count := self._read_into(target[at:])):
+            at += count
+        return at
 
     def _read_into(self, target: memoryview) -> int:
         """Bytes read, 0 at the end."""
@@ -117,7 +121,7 @@ class Trace:
         self.metadata: Dict[str, Any] = {}
         self.problems: List[Tuple[str, int, str]] = []
         self.has_events = False
-        self.last = (0, bytearray())
+        self.last = (0, b"")
 
     def fraction(self) -> float:
         """Share of the file that has been read."""
@@ -129,28 +133,36 @@ class Trace:
         return self.stream.size > (_LARGE >> 3 if self.stream.pieces is not None else _LARGE)
 
     def blocks(self) -> Iterator[Task]:
-        """The events in pieces that end between two events. The final piece holds the last event and all that follows
-        it; call `finish` with what its decoding found."""
+        """The events in pieces that end between two events; a piece is there until the next one is asked for. The final
+        one holds the last event and all that follows it; call `finish` with what its decoding found."""
         head, start = self._head()
         if not self.has_events:
             return
-        offset, carry = start, head[start:]
+        # One buffer for all, for fresh memory costs more than reading. It holds "[", what is left, and what is read.
+        offset, used = start, 1 + len(head) - start
+        text = bytearray(2 * BLOCK)
+        text[:used] = b"[" + head[start:]
         while True:
-            text = self.stream.fill(max(BLOCK - len(carry), BLOCK // 4), b"[" + carry)
-            ended = len(text) == len(carry) + 1
-            cut = _last_boundary(text)
-            carry = text[cut[1]:] if cut is not None else text[1:]
+            wanted = max(BLOCK - used, BLOCK // 4)
+            if used + wanted > len(text):  # not resized: a piece of it may be looked at still
+                text = text + bytearray(len(text))
+            count = self.stream.fill_into(memoryview(text)[used:used + wanted])
+            used += count
+            cut = _last_boundary(text, used)
             if cut is not None:
                 text[cut[0]] = ord("]")  # instead of the comma or space behind the last event
                 yield Task(memoryview(text)[:cut[0] + 1], offset, False)
                 offset += cut[1] - 1
-            elif len(carry) > _HEAD:
+                rest = text[cut[1]:used]
+                used = 1 + len(rest)
+                text[1:used] = rest
+            elif used > _HEAD:
                 raise BrakecheckError(f"no event ends within {_HEAD >> 20} MiB", f"{self.path}, byte {offset}",
                                       "this is not a trace of the PyTorch profiler, or it is damaged here")
-            if ended:
+            if not count:
                 break
-        self.last = (offset, carry)
-        yield Task(b"".join((b"[", carry, b"]")), offset, True)
+        self.last = (offset, bytes(text[1:used]))
+        yield Task(b"[%b]" % self.last[1], offset, True)
 
     def finish(self, end: Optional[int]) -> None:
         """Reads the metadata behind the events. end: byte offset behind the events' closing bracket, where known."""
@@ -164,7 +176,7 @@ class Trace:
         tail = text.decode("latin-1")
         self._members(tail, _past(tail, 0, _SPACE), end)
 
-    def _head(self) -> Tuple[bytearray, int]:
+    def _head(self) -> Tuple[bytes, int]:
         """What was read, and where in it the first event is."""
         head = self.stream.fill(BLOCK)
         base = 0
@@ -176,7 +188,7 @@ class Trace:
             self.has_events = True
             return head, head.index(b"[") + 1
         if first != b"{":
-            shown = bytes(head[base:base + 20])
+            shown = head[base:base + 20]
             raise BrakecheckError(f"not a JSON trace: it begins with {shown!r}" if shown else "the trace is empty",
                                   f"{self.path}, byte {base}", "give a Chrome trace as torch.profiler exports it")
         while True:
@@ -223,19 +235,19 @@ class Trace:
             position = end
 
 
-def _last_boundary(text: bytearray) -> Optional[Tuple[int, int]]:
-    """(end of an event, start of the next) for the last two events that lie in the text."""
+def _last_boundary(text: bytearray, length: int) -> Optional[Tuple[int, int]]:
+    """(end of an event, start of the next) for the last two events that lie in the first bytes of the text."""
     window = 1 << 14
     while True:
-        found = list(BOUNDARY.finditer(text, max(0, len(text) - window)))
+        found = list(BOUNDARY.finditer(text, max(0, length - window), length))
         if found:
             return found[-1].start() + 1, found[-1].end()
-        if window >= len(text):
+        if window >= length:
             return None
         window *= 8
 
 
-def _from(path: Path, offset: int) -> bytearray:
+def _from(path: Path, offset: int) -> bytes:
     """The bytes of a trace from `offset` on, at most what a head may have."""
     stream = Stream(path)
     try:
