@@ -15,7 +15,7 @@ from .repair import BOUNDARY, Task
 
 BLOCK = 1 << 20     # bytes of events decoded at a time; small enough for the objects to stay in the cache
 _LARGE = 16 << 20   # bytes of a trace worth several processes; an eighth of it compressed
-_CHUNK = 1 << 16    # compressed bytes inflated at a time: to about a block
+_CHUNK = 1 << 15    # compressed bytes inflated at a time: to about half a block
 _HEAD = 64 << 20    # the metadata before the events may not be longer
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _SPACE = " \t\r\n"
