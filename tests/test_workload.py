@@ -15,7 +15,7 @@ from brakecheck.cli import main
 from brakecheck.evidence import kineto, workload
 from brakecheck.evidence.table import Recording, kernel_frame, operator_frame
 from brakecheck.evidence.workload_cases import Call, Stand, stand_in
-from brakecheck.model import BrakecheckError, Delta, State, UsageError
+from brakecheck.model import BrakecheckError, Comparison, Delta, State, UsageError, Verdict
 from brakecheck.ops import catalogue
 from brakecheck.report.terminal import render
 from brakecheck.verdict import workload as projection
@@ -275,6 +275,17 @@ def test_a_measured_comparison_is_weighed_with_the_cases_of_a_mix(tmp_path, caps
     shown = " ".join(capsys.readouterr().out.split())
     assert f"device time of the workload {found['change']:+.1%} ({found['low']:+.1%} .. {found['high']:+.1%})" in shown
     assert "50% is not covered and taken as unchanged" in shown
+
+
+def test_each_candidate_is_projected(tmp_path):
+    (tmp_path / "mix.json").write_text(json.dumps(
+        {"schema": projection.SCHEMA, "entries": [entry(0.5, ("gemm", {"m": 8})), entry(0.5)]}))
+    deltas = tuple(delta("gemm", "m=8", ratio, 0.01, step=("old", name)) for name, ratio in (("new", 1.1), ("next", 0.9)))
+    comparison = Comparison(Verdict.WITHHELD, "", (), (), {}, deltas)
+    found = api._projected(api.Result(comparison, (), None), tmp_path / "mix.json").comparison
+    changes = {name: round(p["change"], 6) for name, p in found.environment["projections"].items()}
+    assert changes == {"new": 0.05, "next": -0.05} and "projection" not in found.environment
+    assert [r.text.split(" device")[0] for r in found.reasons] == ["new:", "next:"]
 
 
 def test_a_mix_that_nothing_stands_for_is_said(tmp_path):
