@@ -280,7 +280,7 @@ def test_a_measured_comparison_is_weighed_with_the_cases_of_a_mix(tmp_path, caps
 def test_each_candidate_is_projected(tmp_path):
     (tmp_path / "mix.json").write_text(json.dumps(
         {"schema": projection.SCHEMA, "entries": [entry(0.5, ("gemm", {"m": 8})), entry(0.5)]}))
-    deltas = tuple(delta("gemm", "m=8", ratio, 0.01, step=("old", name)) for name, ratio in (("new", 1.1), ("next", 0.9)))
+    deltas = tuple(delta("gemm", "m=8", ratio, 0.01, step=("old", to)) for to, ratio in (("new", 1.1), ("next", 0.9)))
     comparison = Comparison(Verdict.WITHHELD, "", (), (), {}, deltas)
     found = api._projected(api.Result(comparison, (), None), tmp_path / "mix.json").comparison
     changes = {name: round(p["change"], 6) for name, p in found.environment["projections"].items()}
