@@ -17,6 +17,7 @@ import polars as pl
 
 from . import kernel_names as names
 from .sequence import LONGEST, common, gaps
+from .table import Recording
 
 # More kernels than this on a side under one ancestor are not called replaced as one lump; on one side they may be more
 # under an operator, whose implementation then is another (attention in one kernel, or in twenty).
@@ -112,12 +113,15 @@ def place_unlaunched(tables: Sequence[pl.DataFrame], key: str) -> Tuple[List[pl.
     return out, [a[key].null_count() - b[key].null_count() for a, b in zip(tables, out)]
 
 
-def inputs_of(operators: Optional[pl.DataFrame]) -> Inputs:
+def inputs_of(recording: Recording) -> Inputs:
     """Shapes of the inputs of every operator call, by place."""
     found: Inputs = defaultdict(set)
+    operators = recording.operators
+    rows: Iterable[Tuple[Any, ...]] = recording.metadata.get("inputs", ())
     if operators is not None and {"path", "shapes"} <= set(operators.columns):
-        for path, shapes in operators.select("path", "shapes").unique().drop_nulls("path").iter_rows():
-            found[names.place(path)].add(shapes)
+        rows = operators.select("path", "shapes").unique().drop_nulls("path").iter_rows()
+    for path, shapes in rows:
+        found[names.place(path)].add(shapes)
     return found
 
 

@@ -8,6 +8,7 @@ undecided or unchanged row holds per call is `unattributed`.
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -25,6 +26,11 @@ from .wording import contrast, duration, percent, short
 # Relative change of a counter that is worth telling.
 COUNTER_CHANGE = 0.1
 MOST_COUNTERS = 6
+# Counters that say where the time goes come first, as names of metrics or labels of the details page; those of the
+# profiler itself, and samples of warps that did not issue (the others count them again), say nothing of a kernel.
+TELLING = re.compile(r"hit[_ ]rate|throughput|dram__bytes|pipe_tensor|bank_conflicts|warps_active|occupancy$|"
+                     r"issue_stalled_\w+_per_warp_active", re.I)
+SILENT = re.compile(r"^profiler__|_not_issued|^device__|^launch__|Triage")
 FEW = 3  # kernels of a side that a row names; more are counted
 UNORDERED = {"cubin", "fatbin", "build-log", "nccl-log"}
 SETTLED = {"slower": State.SLOWER, "faster": State.FASTER, "same": State.SAME, "undecided": State.UNDECIDED}
@@ -158,7 +164,7 @@ def diff(base: Recording, candidate: Recording, margin: float = percall.MARGIN) 
                     for table, recording in ((limits.base, base), (limits.candidate, candidate)))
     order = _order(limits, ours, theirs) if key == "sequence" else None
     counters = (_counters(base), _counters(candidate))
-    pairs = align(ours, theirs, order, (inputs_of(base.operators), inputs_of(candidate.operators)))
+    pairs = align(ours, theirs, order, (inputs_of(base), inputs_of(candidate)))
     rows = [_row(pair, limits, margin, counters) for pair in pairs]
     totals = [None if side and not any(b.timed for b in side) else sum(b.total for b in side)
               for side in (ours, theirs)]
@@ -344,14 +350,17 @@ def _changes(pair: Pair, counters: Sequence[Dict[int, Dict[str, Any]]]) -> Tuple
             if what == "kernel":
                 old, new = a.name, b.name
             out.append(Change(what, old, new, f"{what} {contrast(str(old), str(new))}"))
-    found = []
+    found: Dict[str, Tuple[Any, Change]] = {}  # one of a metric's sum, average, least and most
+    theirs = _mean_counters(b, counters[1])
     for name, (one, unit) in _mean_counters(a, counters[0]).items():
-        other = _mean_counters(b, counters[1]).get(name, (None, unit))[0]
-        if other is not None and one and other and abs(other / one - 1) > COUNTER_CHANGE:
-            found.append((abs(math.log(abs(other / one))), Change(name, one, other, f"{name} {one:.4g} -> {other:.4g} "
-                                                                  f"{unit}".strip())))
-    found.sort(key=lambda f: (-f[0], f[1].what))
-    return (*out, *(change for _, change in found[:MOST_COUNTERS]))
+        other = theirs.get(name, (None, unit))[0]
+        if other is not None and one and other and abs(other / one - 1) > COUNTER_CHANGE and not SILENT.search(name):
+            extreme = name.split(".")[1:2] in (["min"], ["max"])
+            rank = (TELLING.search(name) is None, extreme, -abs(math.log(abs(other / one))), name)
+            change = Change(name, one, other, f"{name} {one:.4g} -> {other:.4g} {unit}".strip())
+            metric = name.partition(".")[0]
+            found[metric] = min(found.get(metric, (rank, change)), (rank, change), key=lambda f: f[0])
+    return (*out, *(change for _, change in sorted(found.values(), key=lambda f: f[0])[:MOST_COUNTERS]))
 
 
 def _counters(recording: Recording) -> Dict[int, Dict[str, Any]]:

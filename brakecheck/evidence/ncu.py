@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequ
 
 from ..model import BrakecheckError, UnavailableError
 from .files import read_text
-from .nvtx import around
+from .nvtx import around, calls_around
 from .table import Problem, Recording, counter_frame, kernel_frame
 from .units import number, to_base
 
@@ -52,6 +52,7 @@ class Kernels:
         self.counters: List[List[Counter]] = []
         self.problems: Dict[Tuple[str, str], Problem] = {}
         self.metadata: Dict[str, Any] = {}
+        self.inputs: Dict[Tuple[str, Optional[str]], None] = {}  # path and shapes of the operator calls around kernels
         self.call: Tuple[Tuple[str, ...], int] = ((), 0)  # the ranges of the latest kernel, and its number within them
 
     def problem(self, code: str, text: str, where: str) -> None:
@@ -71,6 +72,7 @@ class Kernels:
         they are of no thread). Kernels in a row under the very same ones are of
         one operator call, for an operator's range says which call it is."""
         columns.update(around(ranges))
+        self.inputs.update(dict.fromkeys(calls_around(ranges)))
         if columns["operator"]:
             self.call = (tuple(ranges), self.call[1] + 1 if self.call[0] == tuple(ranges) else 0)
             columns["position"] = self.call[1]
@@ -92,6 +94,8 @@ class Kernels:
         flat = [(i, *counter) for i, counters in enumerate(self.counters) for counter in counters]
         names = ("kernel", "counter", "value", "unit", "text")
         long = counter_frame({n: [row[i] for row in flat] for i, n in enumerate(names)})
+        if self.inputs:
+            self.metadata["inputs"] = list(self.inputs)
         return Recording(self.kind, self.path, table, counters=long, metadata=self.metadata,
                          problems=list(self.problems.values()))
 

@@ -131,6 +131,13 @@ def around(texts: Sequence[str]) -> Dict[str, Any]:
             "step": steps[-1] if steps else None, "shapes": _sizes(operators[-1][1]) if operators else None}
 
 
+def calls_around(texts: Sequence[str]) -> List[Tuple[str, Optional[str]]]:
+    """Path and shapes of each operator call among the ranges open around a kernel."""
+    parsed = [_parse(text) for text in texts]
+    return [(" > ".join(name for name, _, _ in parsed[:i + 1]), _sizes(texts[i]))
+            for i, (_, is_operator, _) in enumerate(parsed) if is_operator]
+
+
 def _sizes(text: str) -> Optional[str]:
     match = SIZES.search(text)
     if not match:

@@ -8,7 +8,7 @@ from typing import Callable, Dict, Optional
 
 from ..model import BrakecheckError
 from .files import GZIP, read_head
-from .table import Recording
+from .table import Problem, Recording
 
 HEAD = 1 << 16
 SQLITE = b"SQLite format 3\0"
@@ -216,6 +216,10 @@ def _profile(path: Path) -> Recording:
     row = manifest["evidence"][0]
     recording = READERS[row["kind"]](path / row["path"])
     recording.path = str(path)
+    launches = manifest.get("options", {}).get("launches")
+    if launches and recording.kernels.height >= launches:
+        text = f"it was limited to {launches} kernels, which it reached"
+        recording.problems.append(Problem("cut", text, str(path)))
     _without_rest(recording, manifest.get("rest_step"))
     recording.metadata["versions"] = {**manifest.get("versions", {}), **recording.metadata.get("versions", {})}
     if not recording.metadata.get("gpus") and manifest.get("devices"):
