@@ -225,6 +225,16 @@ def test_ranks_from_a_folder(tmp_path, monkeypatch, small):
     assert found.metadata["coverage"]["kernels"] == 4
 
 
+def test_what_is_absent_among_ranks_is_said(tmp_path):
+    for rank in (0, 2):
+        write(tmp_path, name=f"rank{rank}.json", distributedInfo={"rank": rank, "world_size": 3})
+    (tmp_path / "gone.json").symlink_to(tmp_path / "nowhere")
+    found = kineto.read(tmp_path)
+    said = {p.code: (p.count, p.text, p.where) for p in found.problems}
+    assert said["rank-absent"][0] == 1 and "1 of 3 ranks are absent (1)" in said["rank-absent"][1]
+    assert said["unreadable"][2].endswith("gone.json") and found.kernels.height == 4
+
+
 def test_recognise():
     assert kineto.recognise(b'\xef\xbb\xbf {"schemaVersion": 1, "traceEvents": [')
     assert kineto.recognise(b'[{"ph": "X", "ts": 1')

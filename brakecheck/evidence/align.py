@@ -60,11 +60,13 @@ class Bucket:
 @dataclass(frozen=True)
 class Pair:
     """Buckets of both sides that do one job. kind: matched, replaced, split, fused, added, removed, other shape,
-    unknown place (no launch row, so nobody knows what it belongs to)."""
+    unknown place (no launch row, so nobody knows what it belongs to). same_inputs: the call around them had the same
+    inputs on both sides, which those of the calls inside cannot tell."""
 
     kind: str
     base: Tuple[Bucket, ...]
     candidate: Tuple[Bucket, ...]
+    same_inputs: bool = False
 
     @property
     def place(self) -> str:
@@ -207,8 +209,8 @@ class Alignment:
                                                                   {id(b): b for b in candidate})
         self.pairs: List[Pair] = []
 
-    def take(self, kind: str, base: Iterable[Bucket], candidate: Iterable[Bucket]) -> None:
-        pair = Pair(kind, tuple(base), tuple(candidate))
+    def take(self, kind: str, base: Iterable[Bucket], candidate: Iterable[Bucket], same_inputs: bool = False) -> None:
+        pair = Pair(kind, tuple(base), tuple(candidate), same_inputs)
         self.pairs.append(pair)
         for side, taken in zip(self.left, (pair.base, pair.candidate)):
             for bucket in taken:
@@ -253,17 +255,17 @@ class Alignment:
             operator = isinstance(call, str) and "::" in call.rpartition(" > ")[2]
             if len(ours) == len(theirs):
                 for a, b in zip(ours, theirs):
-                    self.take(self._kind(call, a, b, "replaced"), a, b)
+                    self._take_in(call, a, b, "replaced")
             elif (min if operator else max)(len(ours), len(theirs)) <= LUMP:
-                self.take(self._kind(call, left, right, "fused" if len(ours) > len(theirs) else "split"), left, right)
+                self._take_in(call, left, right, "fused" if len(ours) > len(theirs) else "split")
 
-    def _kind(self, call: Any, base: Sequence[Bucket], candidate: Sequence[Bucket], default: str) -> str:
+    def _take_in(self, call: Any, base: Sequence[Bucket], candidate: Sequence[Bucket], default: str) -> None:
         """Of kernels of different calls inside one call, that call's inputs tell whether they do the same work."""
-        if len({b.place for b in (*base, *candidate)}) > 1 and isinstance(call, str):
-            one, other = (side.get(call, {None}) for side in self.inputs)
-            if None not in one | other:
-                return default if one == other else "other shape"
-        return _kind(base, candidate, default)
+        one, other = (side.get(call, {None}) for side in self.inputs) if isinstance(call, str) else ({None}, {None})
+        if len({b.place for b in (*base, *candidate)}) > 1 and None not in one | other:
+            self.take(default if one == other else "other shape", base, candidate, one == other)
+        else:
+            self.take(_kind(base, candidate, default), base, candidate)
 
     def by_sequence(self, ours: Sequence[Bucket], theirs: Sequence[Bucket]) -> None:
         """Pairs buckets that stand between the same matched neighbours, by majority over all such gaps."""

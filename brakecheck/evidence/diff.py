@@ -274,7 +274,7 @@ def _kind(pair: Pair, change: percall.PerCall, base: Optional[Side], candidate: 
     if pair.kind in ("unknown place", "other shape") or not base or not candidate:
         return pair.kind, State.UNDECIDED
     state = SETTLED[change.state] if limits.per_call else State.UNDECIDED
-    if pair.kind != "matched" and (base.shapes is None) != (candidate.shapes is None):
+    if pair.kind != "matched" and not pair.same_inputs and (base.shapes is None) != (candidate.shapes is None):
         return pair.kind, State.UNDECIDED  # whether the inputs are the same is not known
     if pair.kind != "matched":
         return pair.kind, state
