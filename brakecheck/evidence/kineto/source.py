@@ -13,7 +13,7 @@ from brakecheck.model import BrakecheckError, UnavailableError
 
 from .repair import BOUNDARY, Task
 
-BLOCK = 1 << 20     # bytes of events decoded at a time; small enough for the objects to stay in the cache
+BLOCK = 1 << 21     # bytes of events decoded at a time; small enough for the objects to stay in the cache
 _LARGE = 16 << 20   # bytes of a trace worth several processes; an eighth of it compressed
 _CHUNK = 1 << 15    # compressed bytes inflated at a time: to about half a block
 _HEAD = 64 << 20    # the metadata before the events may not be longer
