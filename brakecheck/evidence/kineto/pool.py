@@ -141,7 +141,7 @@ def command(module: str, *arguments: str) -> List[str]:
     that happens to lie in the working directory."""
     path = [str(Path(__file__).resolve().parents[3]), *sys.path]
     program = f"import sys; sys.path[:] = {path!r}; from {__package__}.{module} import main; main()"
-    return [sys.executable, "-I", "-S", "-c", program, *arguments]
+    return [sys.executable, "-S", "-c", program, *arguments]
 
 
 def _start(descriptor: int) -> subprocess.Popen[bytes]:
