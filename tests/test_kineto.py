@@ -263,6 +263,15 @@ def test_a_process_that_dies_is_an_error(tmp_path, monkeypatch):
         kineto.read(write(tmp_path), workers=2)
 
 
+def test_modules_in_the_working_directory_are_not_imported(tmp_path, monkeypatch):
+    monkeypatch.setattr(source, "_LARGE", 0)
+    for name in ("json", "msgspec", "brakecheck"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    assert kineto.read(write(tmp_path), workers=2).kernels.height == 2
+
+
 def test_an_error_in_progress_reaches_the_caller(tmp_path, monkeypatch):
     monkeypatch.setattr(source, "BLOCK", 1 << 12)
     monkeypatch.setattr(source, "_LARGE", 0)
