@@ -61,8 +61,8 @@ def compare(
     launches (KERNEL=THREADS[,SHARED]), front ("nvrtc" or "nvcc"; `nvcc`: path of an installed one), jobs, offline.
     Of measuring: device ("cpu", "cuda:0"; with one, toolchains are measured too), options (budget, cases, duty and the
     like), implementation ("base=torch,candidate=triton"), store, resume, watch (called with each visit). Of both:
-    operators, policy (a brakecheck.toml or a Policy), workload (a file of `brakecheck workload`, or of weights by
-    operator).
+    operators, policy (a brakecheck.toml or a Policy), workload (a file of `brakecheck workload`, whose cases are then
+    measured instead of the catalogue's, or of weights by operator).
     """
     from .verdict.policy import Policy, load_policy
 
@@ -96,6 +96,7 @@ def compare(
         from .toolchain_arms import compare_on_device
 
         return compare_on_device(specs, chosen, rules, static, how)
+    chosen = replace(chosen, mix=measuring.mix_of(workload))
     comparison, run = measuring.compare_measured(
         *specs, options=chosen, policy=rules, implementations=measuring.implementations_of(implementation), **how)
     return _projected(_finished(comparison, run), workload)
@@ -147,16 +148,22 @@ def _recorded(specs: Sequence[str], kinds: Sequence[str], rules: Policy, store: 
 
 
 def _projected(result: Result, workload: Union[None, str, Path]) -> Result:
-    """With what the deltas mean for the workload's end-to-end time, where the workload is a file of operator calls."""
+    """With what the deltas mean for the workload's end-to-end time, of each candidate, where the workload is a file of
+    operator calls."""
     from .model import Reason, encode
     from .verdict import workload as mixes
 
     if workload is None or not mixes.is_mix(Path(workload)):
         return result
-    found = mixes.project(mixes.load(Path(workload)), result.comparison.deltas)
-    result.comparison = replace(
-        result.comparison, reasons=(*result.comparison.reasons, Reason("workload", found.text)),
-        environment={**result.comparison.environment, "projection": encode(found)})
+    comparison, mix = result.comparison, mixes.load(Path(workload))
+    steps = list(dict.fromkeys(d.step for d in comparison.deltas)) or [("base", "candidate")]
+    found = {step[1]: mixes.project(mix, [d for d in comparison.deltas if d.step == step]) for step in steps}
+    alone = len(found) == 1
+    said = [Reason("workload", one.text if alone else f"{name}: {one.text}") for name, one in found.items()]
+    data = {"projection": encode(*found.values())} if alone else {
+        "projections": {name: encode(one) for name, one in found.items()}}
+    result.comparison = replace(comparison, reasons=(*comparison.reasons, *said),
+                                environment={**comparison.environment, **data})
     return result
 
 

@@ -27,6 +27,7 @@ from .verdict.policy import Policy
 __all__ = ["NOT_KEPT", "arm", "arm_names", "compare_arms", "compare_measured", "implementations_of", "measure",
            "seconds_of", "weights_of"]
 NOT_KEPT = "-"  # as a store: nothing is written, neither journal nor run
+LEAST_SHARE = 0.001  # of a workload's time, for a case of it to be measured
 Progress = Callable[[dict[str, Any]], None]
 
 
@@ -75,6 +76,18 @@ def weights_of(file: str) -> dict[str, float]:
     if not weights or not numbers:
         raise UsageError("a workload is a share of time for each operator", file, example)
     return {str(k): float(v) for k, v in weights.items()}
+
+
+def mix_of(file: str | Path | None) -> dict[str, list[dict[str, Any]]]:
+    """Params of the cases of a file of `brakecheck workload`, by operator; empty for weights alone. What takes less
+    than LEAST_SHARE of the time is left to the other cases of its operator."""
+    if file is None or not workload.is_mix(Path(file)):
+        return {}
+    found = workload.cases(workload.load(Path(file)), LEAST_SHARE)
+    if not found:
+        raise UsageError("no operator of the catalogue stands for anything in this workload", str(file),
+                         "see its list uncovered; measure the catalogue without --workload")
+    return {operator: [dict(case.params) for case in cases] for operator, cases in found.items()}
 
 
 def _journal(store: str, resume: str | None) -> Path:

@@ -56,3 +56,22 @@ def test_runs_taken_apart(tmp_path, capsys):
     data = json.loads(capsys.readouterr().out)
     assert "not taken together" in next(d["text"] for d in data["deltas"] if d["operator"] == "op1")
     assert [a["name"] for a in data["arms"]] == ["base", "candidate"] and data["environment"]["runs"] == ids
+
+
+def test_diff_takes_runs(tmp_path, capsys):
+    where = ["--store", tmp_path / "store"]
+    ids = []
+    for name, fault in (("old", ()), ("new", ("op1=slow",))):
+        assert cli("run", f"env:{python_like(tmp_path, name, *fault)}", *where, "--json") == 0
+        ids.append(json.loads(capsys.readouterr().out)["id"])
+    old, new = (tmp_path / "store" / i for i in ids)
+    assert cli("diff", old, new, "--json") == 1
+    data = json.loads(capsys.readouterr().out)
+    states = {d["case"].split(" > ")[0]: (d["state"], d.get("ratio")) for d in data["deltas"]}
+    assert [s for s, _ in states.values()] == ["slower", "same", "same"] and states["op1"][0] == "slower"
+    assert 1.15 < states["op1"][1] < 1.25  # the stand-in's fault is 20 %
+    where = ["--store", tmp_path / "pair", "--budget", "60s", "--json"]
+    assert cli("compare", *(f"env:{tmp_path / n / 'bin' / 'python'}" for n in ("old", "new")), *where) == 2
+    (pair,) = json.loads(capsys.readouterr().out)["environment"]["runs"]
+    assert cli("diff", tmp_path / "pair" / pair, old) == 65
+    assert "holds 2 arms: base, candidate" in capsys.readouterr().err

@@ -5,6 +5,7 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,10 +17,10 @@ from hypothesis import strategies as st
 
 from brakecheck.evidence import nccl_log, ncu, nsys, nsys_csv, percall
 from brakecheck.evidence.diff import diff
-from brakecheck.evidence.diff_report import to_comparison
+from brakecheck.evidence.diff_report import judge, to_comparison
 from brakecheck.evidence.kernel_names import family, place, plain
 from brakecheck.evidence.sequence import common, gaps
-from brakecheck.evidence.table import Recording, kernel_frame
+from brakecheck.evidence.table import Recording, counter_frame, kernel_frame, operator_frame
 from brakecheck.evidence.wording import contrast, duration, percent
 from brakecheck.model import Comparison, State, Verdict
 
@@ -456,3 +457,61 @@ def test_a_diff_does_not_import_what_it_does_not_need():
                          cwd=Path(__file__).parent.parent)
     assert out.stdout.strip() == "[]", out.stderr
     assert pl.__name__ == "polars"
+
+
+# Found by using it ---------------------------------------------------------------------------------------------------
+
+def attention(kernels, inputs="[[2,64]]", **metadata):
+    """Calls of one operator, each a kernel or many; what is inside has shapes of its own."""
+    names = [f"part{kernels}_{i}x" for i in range(kernels)]
+    rows = [row for n in names for row in calls(n, f"aten::sdpa > aten::{n}", 1000, shapes=f'["{n}"]')]
+    found = recording([*rows, *calls("norm", "aten::norm", 500)], **metadata)
+    return replace(found, operators=operator_frame({"path": ["aten::sdpa"], "shapes": [inputs]}))
+
+
+def test_an_operator_in_one_kernel_or_in_twenty_is_one_row():
+    result = diff(attention(1), attention(20))
+    row = next(r for r in result.rows if r.place == "aten::sdpa")
+    assert (row.kind, row.state, row.operator) == ("split", State.SLOWER, "aten::sdpa") and adds_up(result)
+    assert row.text.startswith("aten::sdpa: split (part1 -> part20 and 19 more kernels), 1.00 us -> ")
+    assert row.ratio == pytest.approx(20, rel=0.02) and kinds(result) == ["same per call", "split"]
+    other = diff(attention(1), attention(20, inputs="[[4,64]]"))
+    assert next(r for r in other.rows if r.place == "aten::sdpa").kind == "other shape"
+
+
+def test_only_ranks_of_both_are_compared():
+    one, other = (recording([row for r in ranks for row in calls("k", "aten::mm", 1000, rank=r, seed=r)])
+                  for ranks in ((0, 2), (0, 1, 2)))
+    result = diff(one, other)
+    assert "only ranks 0, 2 are in both and compared; candidate has rank 1 besides" in result.warnings[-1]
+    assert result.totals_comparable and result.total_base == result.total_candidate
+    apart = diff(*(recording(calls("k", "aten::mm", 1000, rank=r)) for r in (0, 1)))
+    assert any("no rank is in both: rank 0 against rank 1" in w for w in apart.warnings)
+
+
+def test_a_side_without_kernels_or_times_is_said():
+    some = recording(calls("k", "aten::mm", 1000))
+    assert judge(diff(recording([]), some))[1] == "no kernel in base: there is nothing to compare"
+    untimed = recording([("k", None, {"path": "aten::mm", "grid_x": 8, "block_x": 128})])
+    assert "times unknown, 1 -> 30 calls" in diff(untimed, some).groups[0].text
+
+
+def test_a_grown_total_is_in_the_headline():
+    more = calls("new", "aten::sort", 400)
+    base, grown = (recording([*calls("k", "aten::mm", 1000), *extra]) for extra in ((), more))
+    verdict, headline, _ = judge(diff(base, grown))
+    assert verdict == Verdict.WITHHELD and headline.startswith("device time +39.9 %")
+
+
+def test_telling_counters_come_first():
+    def counted(values):
+        rows = [(0, name, value, "", None) for name, value in values.items()]
+        found = recording([("k", 1000, {"path": "aten::mm"})], kind="ncu")
+        columns = ("kernel", "counter", "value", "unit", "text")
+        return replace(found, counters=counter_frame({c: [r[i] for r in rows] for i, c in enumerate(columns)}))
+
+    base = {"profiler__replayer_bytes.sum": 1.0, "smsp__x_not_issued": 1.0, "smsp__inst_executed.sum": 1.0,
+            "lts__t_sector_hit_rate.pct": 50.0, "dram__throughput.avg": 10.0, "dram__throughput.max": 10.0}
+    result = diff(counted(base), counted({n: v * (9 if v == 1 else 2) for n, v in base.items()}))
+    assert [c.what for c in result.rows[0].changes] == ["dram__throughput.avg", "lts__t_sector_hit_rate.pct",
+                                                        "smsp__inst_executed.sum"]

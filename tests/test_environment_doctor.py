@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from brakecheck.cli import main
 from brakecheck.model import BrakecheckError, UnavailableError, UsageError
 from brakecheck.stack import elf
+from brakecheck.stack import environment as environments
 from brakecheck.stack import environment_doctor as doctor
 from brakecheck.stack import environment_rules as rules
 from brakecheck.stack.driver import Device, Driver
@@ -227,8 +228,8 @@ def test_command_on_this_python(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize(("arguments", "words"), [
     (["cuda==12.9", "--maps", "x"], "two things"), (["env:/no/such/python"], "no Python"),
-    (["--maps", "/no/such/file"], "cannot read"), (["pip:torch==2.9.1"], "what is installed"),
-    (["env:/x/python+nvidia-cublas==13.1"], "without overlays"),
+    (["--maps", "/no/such/file"], "cannot read"), (["pip:torch"], "pip:torch"),
+    (["env:/x/python+nvidia-cublas==13.1"], "no Python"),
     (["--freeze", "x", "--device-arch", "hopper"], "hopper")])
 def test_command_says_what_is_wrong(arguments, words, capsys):
     assert run("doctor", *arguments) == UsageError.exit_code
@@ -250,3 +251,49 @@ def test_a_launched_python_is_asked_through_stdin(tmp_path, capsys, monkeypatch)
     assert run("doctor", f"launch:env -u NCCL_ALGO {sys.executable}", "--json") == 2
     data = json.loads(capsys.readouterr().out)
     assert "import-fails" in codes_of(data) and not any("ptxas" in c["name"] for c in data["components"])
+
+
+@pytest.fixture
+def built(tmp_path, monkeypatch):
+    """Instead of uv: an environment is a link to this Python, an overlay a folder with a library or a module."""
+    calls = []
+
+    def uv(*arguments):
+        calls.append(arguments)
+        if arguments[0] == "venv":
+            python = Path(arguments[-1]) / "bin" / "python"
+            python.parent.mkdir(parents=True)
+            python.symlink_to(sys.executable)
+        elif "--target" in arguments:
+            target = Path(arguments[arguments.index("--target") + 1])
+            name, version = arguments[-1].split("==")
+            inside = target / "nvidia" / "cu13" / "lib" if name.startswith("nvidia") else target / name
+            inside.mkdir(parents=True)
+            if name == "nvidia-nvjitlink":
+                shutil.copy(ELF / "libnvJitLink.so.13", inside)
+            elif name == "triton":
+                (inside / "__init__.py").write_text("")
+                (target / f"triton-{version}.dist-info").mkdir()
+                (target / f"triton-{version}.dist-info" / "METADATA").write_text(f"Name: triton\nVersion: {version}\n")
+
+    monkeypatch.setattr(environments, "_uv", uv)
+    monkeypatch.setenv("BRAKECHECK_CACHE", str(tmp_path / "cache"))
+    return calls
+
+
+def test_a_pip_spec_is_built_and_examined_with_its_overlays(built, capsys):
+    spec = "pip:torch==2.12.0+nvidia-nvjitlink==13.1.2+triton==9.9.9"
+    run("doctor", spec, "--json")
+    data = json.loads(capsys.readouterr().out)
+    assert data["subject"] == spec and built[1][-1] == "torch==2.12.0"
+    versions = {c["name"]: c["version"] for c in data["components"]}
+    assert versions["nvidia-nvjitlink"] == "13.1.2" and versions["triton"] == "9.9.9"
+    assert any("nvidia-nvjitlink-13.1.2" in c.get("path", "") for c in data["components"])
+    assert "overlay-unused" not in codes_of(data)
+
+
+def test_an_overlay_that_is_not_used_is_said(built, capsys):
+    assert run("doctor", f"env:{sys.executable}+nvidia-cublas==13.1.0.3", "--json") == 2
+    data = json.loads(capsys.readouterr().out)
+    (found,) = [f for f in data["findings"] if f["code"] == "overlay-unused"]
+    assert "nvidia-cublas==13.1.0.3 was put in front" in found["text"]

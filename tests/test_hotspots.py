@@ -1,6 +1,8 @@
 """Hot spots by source line: from counters through the interface of ncu_report, from a source page, from a cubin."""
 
+import gzip
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from brakecheck.cli import main
 from brakecheck.evidence import hotspots
+from brakecheck.evidence.cubin import read_cubin
 from brakecheck.model import BrakecheckError, UsageError
 
 CUBINS = Path(__file__).parent / "data" / "cubins"
@@ -32,8 +35,8 @@ class Metric:
     def num_instances(self):
         return len(self.values)
 
-    def value(self, i):
-        return self.values[i]
+    def value(self, i=None):
+        return sum(self.values) if i is None else self.values[i]
 
 
 class Source:
@@ -62,7 +65,7 @@ class Action:
         return tuple(self.metrics)
 
     def metric_by_name(self, name):
-        return self.metrics[name]
+        return self.metrics.get(name)
 
     def sass_by_pc(self, address):
         return SASS.get(address, "")
@@ -175,7 +178,8 @@ def nvdisasm(tmp_path):
 
 
 def test_a_cubin_tells_what_may_diverge_and_wait(nvdisasm, capsys):
-    kernels = {k.name.split("(")[0]: k for k in hotspots.from_cubin(CUBINS / "13.0-sm_90a.cubin", nvdisasm)}
+    found = hotspots.from_cubins([read_cubin(CUBINS / "13.0-sm_90a.cubin")], nvdisasm)
+    kernels = {k.name.split("(")[0]: k for k in found}
     spots = {s.place: s.static for s in kernels["axpy"].spots}
     assert spots == {"small.cu:17": {"early exits": 1, "global loads": 2}}  # the branch to itself behind EXIT is none
     local = {s.place: s.static for s in kernels["local_array"].spots}
@@ -183,6 +187,39 @@ def test_a_cubin_tells_what_may_diverge_and_wait(nvdisasm, capsys):
     assert run("hotspots", CUBINS / "13.0-sm_90a.cubin", "--nvdisasm", nvdisasm, "--kernel", "^calls", "--json") == 0
     (calls,) = json.loads(capsys.readouterr().out)
     assert calls["kind"] == "static" and any("divergent branches" in s["static"] for s in calls["spots"])
+
+
+@pytest.mark.network
+def test_a_fat_binary_is_read_for_each_architecture(newest_nvdisasm, capsys):
+    fat = CUBINS / "divergence-13.2.fatbin"
+    assert run("hotspots", fat, "--nvdisasm", newest_nvdisasm, "--json") == 0
+    kernels = json.loads(capsys.readouterr().out)
+    assert [(k["name"], k["arch"]) for k in kernels] == [("divergence", "sm_80"), ("divergence", "sm_90a")]
+    for kernel in kernels:  # line 27 of the source is the loop whose length differs by lane
+        spot = kernel["spots"][0]
+        assert (spot["file"], spot["line"]) == ("divergence.cu", 27) and spot["static"]["loops"] == 2
+
+
+@pytest.mark.network
+def test_diff_of_fat_binaries_keeps_architectures_apart(newest_nvdisasm, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("PATH", str(newest_nvdisasm.parent), prepend=os.pathsep)
+    fat = CUBINS / "divergence-13.2.fatbin"
+    packed = tmp_path / "library.so.gz"
+    packed.write_bytes(gzip.compress(fat.read_bytes()))
+    assert run("diff", fat, packed, "--json") == 3
+    result = json.loads(capsys.readouterr().out)
+    places = {d["case"] for d in result["deltas"]}
+    assert len(result["deltas"]) == 2 and {"sm_80", "sm_90a"} == {p.split(":")[0] for p in places}
+
+
+def test_a_program_without_device_code_is_refused(tmp_path, capsys):
+    tool = tmp_path / "cuobjdump"
+    tool.write_text("#!/bin/sh\necho 'cuobjdump info    : File does not contain device code' >&2\n")
+    tool.chmod(0o755)
+    fat = tmp_path / "program"
+    fat.write_bytes(b"\x50\xed\x55\xba" + bytes(60))
+    assert run("hotspots", fat, "--nvdisasm", tmp_path / "nvdisasm") == 65
+    assert "does not contain device code" in capsys.readouterr().err
 
 
 def run(*arguments):

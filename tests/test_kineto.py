@@ -225,6 +225,16 @@ def test_ranks_from_a_folder(tmp_path, monkeypatch, small):
     assert found.metadata["coverage"]["kernels"] == 4
 
 
+def test_what_is_absent_among_ranks_is_said(tmp_path):
+    for rank in (0, 2):
+        write(tmp_path, name=f"rank{rank}.json", distributedInfo={"rank": rank, "world_size": 3})
+    (tmp_path / "gone.json").symlink_to(tmp_path / "nowhere")
+    found = kineto.read(tmp_path)
+    said = {p.code: (p.count, p.text, p.where) for p in found.problems}
+    assert said["rank-absent"][0] == 1 and "1 of 3 ranks are absent (1)" in said["rank-absent"][1]
+    assert said["unreadable"][2].endswith("gone.json") and found.kernels.height == 4
+
+
 def test_recognise():
     assert kineto.recognise(b'\xef\xbb\xbf {"schemaVersion": 1, "traceEvents": [')
     assert kineto.recognise(b'[{"ph": "X", "ts": 1')
@@ -251,6 +261,15 @@ def test_a_process_that_dies_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", "false")
     with pytest.raises(BrakecheckError, match="ended early"):
         kineto.read(write(tmp_path), workers=2)
+
+
+def test_modules_in_the_working_directory_are_not_imported(tmp_path, monkeypatch):
+    monkeypatch.setattr(source, "_LARGE", 0)
+    for name in ("json", "msgspec", "brakecheck"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    assert kineto.read(write(tmp_path), workers=2).kernels.height == 2
 
 
 def test_an_error_in_progress_reaches_the_caller(tmp_path, monkeypatch):

@@ -18,6 +18,8 @@ def layer_of(module: str) -> str:
     parts = module.split(".")
     if len(parts) == 1:
         return "model"  # brakecheck/__init__.py holds the version and lazy names only
+    if parts[1] == "__main__":
+        return "cli"
     return parts[1] if (ROOT / parts[1]).is_dir() else "api"
 
 

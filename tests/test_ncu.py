@@ -151,16 +151,25 @@ class Metric:
 
 
 class Domain:
+    def __init__(self, *ranges):
+        self.ranges = ranges
+
     def push_pop_ranges(self):
-        return ("step", "attention")
+        return self.ranges
+
+    def start_end_ranges(self):
+        return ()
 
 
 class State:
+    def __init__(self, *ranges):
+        self.ranges = ranges or ("step", "attention")
+
     def domains(self):
         return (0,)
 
     def domain_by_id(self, _):
-        return Domain()
+        return Domain(*self.ranges)
 
 
 class Action:
@@ -227,6 +236,25 @@ def test_report_through_the_interface_of_ncu_report():
     assert "lost" not in values and values["broken"] == (None, "%")
 
 
+def test_operators_of_a_report_are_calls_with_shapes():
+    """Texts of ranges as Nsight Compute kept them on an H200."""
+    outer = ("measured", "attention, op_id = 2973",
+             "aten::linear, op_id = 2981, sizes = [[2, 1024, 1024], [3072, 1024], []], input_op_ids = [(2974,0)]")
+    inner = [f"aten::mm, op_id = {n}, sizes = [[2048, 1024], [1024, 3072]], input_op_ids = [(2986,0), (2982,0)]"
+             for n in (2988, 2990)]
+    states = [State(*outer, inner[0]), State(*outer, inner[0]), State(*outer, inner[1]), State("measured")]
+    context = Context(*(Action("k", s, **METRICS) for s in states))
+    recording = ncu.read_report(DATA / "x.ncu-rep", load=lambda _: context)
+    path = "measured > attention > aten::linear > aten::mm"
+    rows = recording.kernels.select("path", "operator", "position", "shapes", "nvtx").rows()
+    shapes = "[[2048, 1024], [1024, 3072]]"
+    assert rows == [(path, "aten::mm", 0, shapes, path), (path, "aten::mm", 1, shapes, path),
+                    (path, "aten::mm", 0, shapes, path), (None, None, None, None, "measured")]
+    assert recording.metadata["inputs"] == [
+        ("measured > attention", None), ("measured > attention > aten::linear", "[[2, 1024, 1024], [3072, 1024], []]"),
+        (path, shapes)]
+
+
 def test_empty_or_failing_report_is_refused():
     with pytest.raises(BrakecheckError, match="no profiled kernels"):
         ncu.read_report(DATA / "x.ncu-rep", load=lambda _: Context())
@@ -288,7 +316,7 @@ def test_report_and_its_csv_pages_agree(h200, page):
 def test_hot_spots_of_a_report_and_of_its_source_page_agree(h200):
     pytest.importorskip("ncu_report")
 
-    def newest():
+    def newest(tool):
         raise AssertionError("no disassembler is needed")
 
     report = {k.name: k for k in hotspots.open_hotspots(h200, newest)}

@@ -12,8 +12,9 @@ import pytest
 
 from brakecheck.cli import main
 from brakecheck.evidence import profile_run
+from brakecheck.evidence.diff import diff
 from brakecheck.evidence.profile_run import COLLECTIVES, Plan
-from brakecheck.evidence.recognise import open_evidence, recognise
+from brakecheck.evidence.recognise import READERS, open_evidence, recognise
 from brakecheck.model import BrakecheckError, UnavailableError, UsageError
 
 PROGRAM = """
@@ -219,3 +220,24 @@ def test_a_damaged_manifest_is_said(manifest, tmp_path):
     (tmp_path / "manifest.json").write_text(manifest)
     with pytest.raises(BrakecheckError, match="manifest"):
         open_evidence(tmp_path)
+
+
+def test_a_profile_that_reached_its_limit_is_cut(tmp_path, monkeypatch):
+    """What comes after the last kernel that was allowed says nothing. A CSV stands for the report."""
+    sides = []
+    for name, kernels in (("a", 3), ("b", 2)):
+        folder = tmp_path / name
+        folder.mkdir()
+        rows = "".join(f'"{i}","1","p","h","k{i}","1","7","(32, 1, 1)","(1, 1, 1)","0","9.0","S","Duration","us","2"\n'
+                       for i in range(kernels))
+        (folder / "ncu.csv").write_text(
+            '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size",'
+            '"Device","CC","Section Name","Metric Name","Metric Unit","Metric Value"\n' + rows)
+        (folder / "manifest.json").write_text(json.dumps({
+            "schema": "brakecheck/profile/1", "options": {"launches": 3},
+            "evidence": [{"kind": "ncu", "path": "ncu.csv"}]}))
+        sides.append(folder)
+    monkeypatch.setitem(READERS, "ncu", READERS["ncu-csv"])
+    full, short = (open_evidence(s) for s in sides)
+    assert [p.code for p in full.problems] == ["cut"] and short.problems == []
+    assert any("base is cut: it was limited to 3 kernels" in w for w in diff(full, short).warnings)

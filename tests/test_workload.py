@@ -2,18 +2,22 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from brakecheck import api, measuring
+from brakecheck.bench.controller import Options
 from brakecheck.cli import main
 from brakecheck.evidence import kineto, workload
 from brakecheck.evidence.table import Recording, kernel_frame, operator_frame
 from brakecheck.evidence.workload_cases import Call, Stand, stand_in
-from brakecheck.model import BrakecheckError, Delta, State, UsageError
+from brakecheck.model import BrakecheckError, Comparison, Delta, State, UsageError, Verdict
 from brakecheck.ops import catalogue
+from brakecheck.report.terminal import render
 from brakecheck.verdict import workload as projection
 
 QWEN = Path(__file__).parent / "data" / "kineto" / "qwen-0.5b-h100.json.gz"
@@ -182,7 +186,7 @@ def test_projection_is_the_weighted_sum_with_its_interval():
 def test_entries_that_lean_on_one_delta_share_its_error():
     mix = {"entries": [entry(0.4, ("gemm", {"m": 8})), entry(0.4, ("gemm", {"m": 8})), entry(0.2, ("gemm", {"m": 9}))]}
     found = projection.project(mix, [delta("gemm", "m=8", 1.0, 0.1)])
-    assert math.isclose(found.high, math.hypot(0.8 * 0.1, 0.2 * 0.1)) and found.approximate == 0.2
+    assert math.isclose(found.high, 0.1) and found.approximate == 0.2  # the third has only that delta to lean on
     assert found.break_even is None and found.step_change is None
 
 
@@ -242,3 +246,51 @@ def test_command_writes_what_can_be_loaded_and_projected(tmp_path, capsys):
     assert run("workload", QWEN, "-o", tmp_path / "no" / "mix.json") == UsageError.exit_code
     assert run("workload", QWEN, "--json") == 0
     assert json.loads(capsys.readouterr().out)["schema"] == projection.SCHEMA == workload.SCHEMA
+
+
+def test_a_measured_comparison_is_weighed_with_the_cases_of_a_mix(tmp_path, capsys):
+    """Real workers on the CPU: the candidate does one operator's work twice, another it cannot run, and a third has no
+    case. Process time as the clock: this machine may be busy."""
+    params = {"n": 32768, "dtype": "float32"}
+    entries = [entry(0.5, ("axpy", params)), entry(0.0005, ("axpy", {"n": 4096, "dtype": "float32"})),
+               entry(0.3, ("rows", {"M": 3, "N": 5}), "aten::sum"), entry(0.1995, None, "aten::sort")]
+    mix = {"schema": projection.SCHEMA, "entries": entries, "busy_share": 0.8}
+    (tmp_path / "mix.json").write_text(json.dumps(mix))
+    assert measuring.mix_of(tmp_path / "mix.json") == {"axpy": [params], "rows": [{"M": 3, "N": 5}]}
+    spec = f"env:{sys.executable}"
+    options = Options(ops=(str(Path(__file__).parent / "measure" / "my_ops.py"),), max_pairs=4, checks=False,
+                      settle=False, plan={"clock": "cpu-time", "visit_us": 30_000, "sample_us": 1000})
+    result = api.compare(spec, spec, options=options, implementation="base=torch,candidate=twice", store=str(tmp_path),
+                         workload=tmp_path / "mix.json")
+    cases = {(d.operator, d.case): d for d in result.comparison.deltas}
+    assert set(cases) == {("axpy", "n=32768 float32"), ("rows", "M=3 N=5")}
+    measured, found = cases["axpy", "n=32768 float32"], result.comparison.environment["projection"]
+    assert 1.2 < measured.ratio < 4
+    share = 0.5005  # the small case leans on the one that was measured
+    assert math.isclose(found["change"], share * (measured.ratio - 1))
+    assert math.isclose(found["low"], share * (measured.low - 1)) and found["low"] < found["change"] < found["high"]
+    assert math.isclose(found["step_change"], 0.8 * found["change"]) and math.isclose(found["covered"], share)
+    assert [(op, s) for op, s, _ in found["uncovered"]] == [("aten::sum", 0.3), ("aten::sort", 0.1995)]
+    render(result.comparison)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"device time of the workload {found['change']:+.1%} ({found['low']:+.1%} .. {found['high']:+.1%})" in shown
+    assert "50% is not covered and taken as unchanged" in shown
+
+
+def test_each_candidate_is_projected(tmp_path):
+    (tmp_path / "mix.json").write_text(json.dumps(
+        {"schema": projection.SCHEMA, "entries": [entry(0.5, ("gemm", {"m": 8})), entry(0.5)]}))
+    deltas = tuple(delta("gemm", "m=8", ratio, 0.01, step=("old", to)) for to, ratio in (("new", 1.1), ("next", 0.9)))
+    comparison = Comparison(Verdict.WITHHELD, "", (), (), {}, deltas)
+    found = api._projected(api.Result(comparison, (), None), tmp_path / "mix.json").comparison
+    changes = {name: round(p["change"], 6) for name, p in found.environment["projections"].items()}
+    assert changes == {"new": 0.05, "next": -0.05} and "projection" not in found.environment
+    assert [r.text.split(" device")[0] for r in found.reasons] == ["new:", "next:"]
+
+
+def test_a_mix_that_nothing_stands_for_is_said(tmp_path):
+    (tmp_path / "mix.json").write_text(json.dumps({"schema": projection.SCHEMA, "entries": [entry(1.0)]}))
+    with pytest.raises(UsageError, match="no operator of the catalogue"):
+        measuring.mix_of(tmp_path / "mix.json")
+    (tmp_path / "weights.json").write_text('{"weights": {"gemm": 1}}')
+    assert measuring.mix_of(tmp_path / "weights.json") == {} == measuring.mix_of(None)

@@ -63,7 +63,7 @@ class Options:
     budget: seconds in all. max_pairs: most pairs a case gets. limit: seconds a visit of one case may take before it
     counts as hung. threads: of a CPU worker (one: two threads that share a busy machine time each other).
     settle, shuffle: off only to show what they are good for. shard: (i, n): every n-th case from the i-th on.
-    plan: fields of worker/timers.py's Plan."""
+    plan: fields of worker/timers.py's Plan. mix: params of cases by operator, measured instead of the catalogue's."""
 
     device: str = "cpu"
     operators: tuple[str, ...] = ()
@@ -79,6 +79,7 @@ class Options:
     checks: bool = True
     shard: tuple[int, int] = (0, 1)
     plan: dict[str, Any] = field(default_factory=dict)
+    mix: dict[str, Any] = field(default_factory=dict)
 
 
 class Controller:
@@ -94,7 +95,7 @@ class Controller:
         self.begin = time.monotonic()
         self.seconds = {"measuring": 0.0, "starting": 0.0}
         self.hello = {"device": options.device, "ops": [str(Path(o).resolve()) for o in options.ops],
-                      "threads": options.threads if options.device == "cpu" else None}
+                      "threads": options.threads if options.device == "cpu" else None, "mix": options.mix}
         self.cases: list[Case] = []
         self.active: dict[int, list[Case]] = {}  # of the batch that is being measured, by arm
         self.later = 0  # cases of later batches

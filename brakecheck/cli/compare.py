@@ -41,7 +41,8 @@ def compare(
     duty: Annotated[str, typer.Option(help="burst or sustained.", rich_help_panel=MEASURED)] = "burst",
     seed: Annotated[int, typer.Option(help="Of inputs and of all orders.", rich_help_panel=MEASURED)] = 0,
     workload: Annotated[Optional[Path], typer.Option(
-        help="JSON file: share of a workload's time by operator.", rich_help_panel=MEASURED)] = None,
+        help="File of brakecheck workload: its cases are measured and weighed; or shares of time by operator.",
+        rich_help_panel=MEASURED)] = None,
     resume: Annotated[Optional[str], typer.Option(
         metavar="RUN", help="Go on with this interrupted run.", rich_help_panel=MEASURED)] = None,
     store: Annotated[Optional[str], typer.Option(

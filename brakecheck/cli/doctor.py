@@ -16,7 +16,8 @@ MARKS = {"error": ("red", "will not work"), "warning": ("yellow", "may not work"
 
 def doctor(
     stack: Optional[str] = typer.Argument(
-        None, help="cuda==12.9, cuda==12.6+ptxas==12.8, env:/path/to/python, launch:COMMAND (default: python on PATH)."
+        None, help="cuda==12.9, cuda==12.6+ptxas==12.8; env:/path/to/python, pip:torch==2.12.0, each with "
+                   "+nvidia-cublas==13.5.1.27; launch:COMMAND (default: python on PATH)."
     ),
     driver: Optional[str] = typer.Option(None, help="Driver version to check against (default: this machine's)."),
     arch: str = typer.Option("sm_80,sm_89,sm_90a", help="Architectures the code is built for, comma-separated."),

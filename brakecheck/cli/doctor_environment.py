@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 import sys
 from pathlib import Path
 from typing import Any, Optional
 
-from ..model import UsageError, encode
+from ..model import encode
 from ..stack import compat
 from ..stack import environment_doctor as environments
 from ..stack.driver import Driver, local_driver
+from ..stack.environment import Environment, open_environment
 from .doctor import MARKS
 
 
@@ -27,7 +27,7 @@ def examine(spec: Any, maps: Optional[Path], freeze: Optional[Path], driver: Opt
     if maps or freeze:
         facts = environments.saved(maps, freeze)
     else:
-        facts = environments.ask(*_command(spec))
+        facts = environments.ask_environment(_environment(spec))
     used = Driver(driver, compat.cuda_of_driver(driver)[0]) if driver else local
     found = environments.examine(facts, used, device_arch)
     here = environments.permissions() if facts.readable else []
@@ -44,23 +44,11 @@ def examine(spec: Any, maps: Optional[Path], freeze: Optional[Path], driver: Opt
     return {"error": 2, "warning": 1, "info": 0}[worst]
 
 
-def _command(spec: Any) -> tuple[list[str], str, bool]:
-    """Command that ends in a Python, its name for people, and whether its files are this machine's."""
+def _environment(spec: Any) -> Environment:
     if spec is None:
         python = shutil.which("python") or shutil.which("python3") or sys.executable
-        return [python], python, True
-    if spec.overlays:
-        raise UsageError("doctor examines an environment without overlays", spec.text,
-                         "examine the base, or the environment that has the package installed")
-    if spec.kind == "env":
-        path = Path(spec.base).expanduser()
-        path = path / "bin" / "python" if path.is_dir() else path
-        if not path.is_file():
-            raise UsageError("there is no Python here", str(path), "give the path of a Python or of its environment")
-        return [str(path.absolute())], spec.text, True
-    if spec.kind == "launch":
-        return shlex.split(spec.base), spec.text, False
-    raise UsageError("doctor examines what is installed", spec.text, "install it, then doctor env:/path/to/python")
+        return Environment(python, python, (python,))
+    return open_environment(spec.text)
 
 
 def _show(found: environments.Examination, findings: list[compat.Finding], driver: Optional[Driver]) -> None:

@@ -1,4 +1,4 @@
-"""brakecheck hotspots REPORT|CUBIN: where kernels stall and diverge, by source line."""
+"""brakecheck hotspots REPORT|CUBIN|PROGRAM: where kernels stall and diverge, by source line."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from ..model import UsageError, encode
 
 
 def hotspots(
-    path: Path = typer.Argument(..., help="Report (.ncu-rep), its source page as CSV, cubin, or folder of profile."),
+    path: Path = typer.Argument(..., help="Report (.ncu-rep), its source page as CSV, cubin, program or library with "
+                                         "device code, or folder of profile."),
     kernel: str = typer.Option("", help="Only kernels whose name matches this regular expression."),
     rows: int = typer.Option(10, help="Lines a kernel to print; 0 prints all."),
-    nvdisasm: Optional[Path] = typer.Option(None, help="Disassembler for a cubin (default: on PATH, else a wheel's)."),
+    nvdisasm: Optional[Path] = typer.Option(None, help="Disassembler (default: on PATH, else a wheel's)."),
     offline: bool = typer.Option(False, help="Never download a disassembler."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON and nothing else."),
 ) -> int:
@@ -32,13 +33,15 @@ def hotspots(
     if rows < 0:
         raise UsageError(f"the number of rows cannot be {rows}", "--rows", "give 0 for all rows")
 
-    def tool() -> Path:
-        found = nvdisasm or shutil.which("nvdisasm")
-        if found:
+    def tool(name: str) -> Path:
+        beside = nvdisasm.with_name(name) if nvdisasm and name != "nvdisasm" else nvdisasm
+        if beside and (name == "nvdisasm" or beside.exists()):
+            return beside
+        if found := shutil.which(name):
             return Path(found)
         from ..stack.toolchain import disassembler
 
-        return disassembler(offline=offline).nvdisasm
+        return disassembler(offline=offline).nvdisasm.with_name(name)
 
     everything = open_hotspots(path, tool)
     found = only(everything, kernel, rows)
@@ -61,7 +64,7 @@ def _show(kernel: Any) -> None:
     from ..evidence.names import short_name
 
     console = Console()
-    facts = [f"{kernel.samples:.0f} stall samples" if kernel.samples is not None else "",
+    facts = [kernel.arch or "", f"{kernel.samples:.0f} stall samples" if kernel.samples is not None else "",
              f"{kernel.active:.1f} of 32 threads active" if kernel.active is not None else "",
              f"{kernel.divergent_share:.1%} of branches diverge" if kernel.divergent_share is not None else ""]
     name = escape(short_name(kernel.name))

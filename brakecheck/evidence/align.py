@@ -11,16 +11,19 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 import polars as pl
 
 from . import kernel_names as names
 from .sequence import LONGEST, common, gaps
+from .table import Recording
 
-# More kernels than this on a side under one ancestor are not called replaced as one lump.
+# More kernels than this on a side under one ancestor are not called replaced as one lump; on one side they may be more
+# under an operator, whose implementation then is another (attention in one kernel, or in twenty).
 LUMP = 8
 Dim = Optional[Tuple[int, ...]]
+Inputs = Dict[str, Set[Optional[str]]]  # by place of an operator call, the shapes of its inputs
 
 
 @dataclass(eq=False)
@@ -57,11 +60,22 @@ class Bucket:
 @dataclass(frozen=True)
 class Pair:
     """Buckets of both sides that do one job. kind: matched, replaced, split, fused, added, removed, other shape,
-    unknown place (no launch row, so nobody knows what it belongs to)."""
+    unknown place (no launch row, so nobody knows what it belongs to). same_inputs: the call around them had the same
+    inputs on both sides, which those of the calls inside cannot tell."""
 
     kind: str
     base: Tuple[Bucket, ...]
     candidate: Tuple[Bucket, ...]
+    same_inputs: bool = False
+
+    @property
+    def place(self) -> str:
+        """Of all of them: where they differ, the innermost call around all."""
+        places = [bucket.place.split(" > ") for bucket in (*self.candidate, *self.base)]
+        shared = 0
+        while all(len(p) > shared and p[shared] == places[0][shared] for p in places):
+            shared += 1
+        return " > ".join(places[0][:shared]) or (self.candidate or self.base)[0].place
 
 
 def choose_key(base: pl.DataFrame, candidate: pl.DataFrame) -> str:
@@ -99,6 +113,18 @@ def place_unlaunched(tables: Sequence[pl.DataFrame], key: str) -> Tuple[List[pl.
         out.append(joined.with_columns(*(pl.when(lost).then(pl.col(f"{c}_found")).otherwise(pl.col(c)).alias(c)
                                          for c in carried)).select(table.columns))
     return out, [a[key].null_count() - b[key].null_count() for a, b in zip(tables, out)]
+
+
+def inputs_of(recording: Recording) -> Inputs:
+    """Shapes of the inputs of every operator call, by place."""
+    found: Inputs = defaultdict(set)
+    operators = recording.operators
+    rows: Iterable[Tuple[Any, ...]] = recording.metadata.get("inputs", ())
+    if operators is not None and {"path", "shapes"} <= set(operators.columns):
+        rows = operators.select("path", "shapes").unique().drop_nulls("path").iter_rows()
+    for path, shapes in rows:
+        found[names.place(path)].add(shapes)
+    return found
 
 
 def buckets(table: pl.DataFrame, key: str) -> List[Bucket]:
@@ -144,12 +170,14 @@ def _dim(row: Dict[str, Any], columns: Sequence[str]) -> Dim:
 
 
 def align(base: Sequence[Bucket], candidate: Sequence[Bucket],
-          sequences: Optional[Tuple[Sequence[Bucket], Sequence[Bucket]]] = None) -> List[Pair]:
+          sequences: Optional[Tuple[Sequence[Bucket], Sequence[Bucket]]] = None,
+          inputs: Tuple[Inputs, Inputs] = ({}, {})) -> List[Pair]:
     """Pairs that hold every bucket once.
 
-    sequences: for recordings without paths, the buckets of both sides in order of launch (with repetition).
+    sequences: for recordings without paths, the buckets of both sides in order of launch (with repetition). inputs: of
+    the operator calls of both sides, to tell another choice inside a call from a call with other inputs.
     """
-    state = Alignment(base, candidate)
+    state = Alignment(base, candidate, inputs)
     state.match(lambda b: (b.place, b.shapes, b.plain, b.kind, b.grid, b.block))
     if sequences is not None:
         state.by_sequence(*sequences)
@@ -175,13 +203,14 @@ def _ancestor(place: str, level: int) -> Optional[str]:
 class Alignment:
     """What is left to be paired of base and candidate, and the pairs so far."""
 
-    def __init__(self, base: Sequence[Bucket], candidate: Sequence[Bucket]) -> None:
+    def __init__(self, base: Sequence[Bucket], candidate: Sequence[Bucket], inputs: Tuple[Inputs, Inputs]) -> None:
+        self.inputs = inputs
         self.left: Tuple[Dict[int, Bucket], Dict[int, Bucket]] = ({id(b): b for b in base},
                                                                   {id(b): b for b in candidate})
         self.pairs: List[Pair] = []
 
-    def take(self, kind: str, base: Iterable[Bucket], candidate: Iterable[Bucket]) -> None:
-        pair = Pair(kind, tuple(base), tuple(candidate))
+    def take(self, kind: str, base: Iterable[Bucket], candidate: Iterable[Bucket], same_inputs: bool = False) -> None:
+        pair = Pair(kind, tuple(base), tuple(candidate), same_inputs)
         self.pairs.append(pair)
         for side, taken in zip(self.left, (pair.base, pair.candidate)):
             for bucket in taken:
@@ -222,11 +251,21 @@ class Alignment:
         self.same_kernel(key)
         for left, right in self.groups(lambda b: None if key(b) is None else (key(b), b.kind == "memcpy")):
             ours, theirs = (_by_name(side) for side in (left, right))
+            call = key(left[0])
+            operator = isinstance(call, str) and "::" in call.rpartition(" > ")[2]
             if len(ours) == len(theirs):
                 for a, b in zip(ours, theirs):
-                    self.take(_kind(a, b, "replaced"), a, b)
-            elif max(len(ours), len(theirs)) <= LUMP:
-                self.take(_kind(left, right, "fused" if len(ours) > len(theirs) else "split"), left, right)
+                    self._take_in(call, a, b, "replaced")
+            elif (min if operator else max)(len(ours), len(theirs)) <= LUMP:
+                self._take_in(call, left, right, "fused" if len(ours) > len(theirs) else "split")
+
+    def _take_in(self, call: Any, base: Sequence[Bucket], candidate: Sequence[Bucket], default: str) -> None:
+        """Of kernels of different calls inside one call, that call's inputs tell whether they do the same work."""
+        one, other = (side.get(call, {None}) for side in self.inputs) if isinstance(call, str) else ({None}, {None})
+        if len({b.place for b in (*base, *candidate)}) > 1 and None not in one | other:
+            self.take(default if one == other else "other shape", base, candidate, one == other)
+        else:
+            self.take(_kind(base, candidate, default), base, candidate)
 
     def by_sequence(self, ours: Sequence[Bucket], theirs: Sequence[Bucket]) -> None:
         """Pairs buckets that stand between the same matched neighbours, by majority over all such gaps."""

@@ -105,12 +105,29 @@ class Comparable:
         return table.filter(pl.col("step").is_in(steps))
 
     def _ranks(self) -> None:
-        for column, word in (("rank", "ranks"), ("device", "devices")):
-            one, other = (t[column].drop_nulls().n_unique() for t in (self.base, self.candidate))
-            if one and other and one != other:
-                self.totals = False
-                self.warnings.append(f"different numbers of {word}: {one} against {other}; totals do not compare")
-                return
+        one, other = (set(t["rank"].drop_nulls().unique().to_list()) for t in (self.base, self.candidate))
+        both = one & other
+        if one and other and one != other and both:
+            more = [f"{name} has {_listed('rank', found, verb=False)} besides"
+                    for name, found in (("base", one - both), ("candidate", other - both)) if found]
+            said = f"different ranks: only {_listed('rank', both)} in both and compared"
+            self.warnings.append("; ".join([said, *more]))
+            self.base, self.candidate = (t.filter(pl.col("rank").is_in(both)) for t in (self.base, self.candidate))
+        elif one and other and not both:
+            self.totals = self.totals and len(one) == len(other)
+            self.warnings.append(f"no rank is in both: {_listed('rank', one, verb=False)} against "
+                                 f"{_listed('rank', other, verb=False)}"
+                                 + ("" if len(one) == len(other) else "; totals do not compare"))
+        devices = [t["device"].drop_nulls().n_unique() for t in (self.base, self.candidate)]
+        if all(devices) and devices[0] != devices[1] and not both:
+            self.totals = False
+            self.warnings.append(f"different numbers of devices: {devices[0]} against {devices[1]}; totals do not "
+                                 "compare")
+
+
+def _listed(word: str, numbers: Set[int], most: int = 8, verb: bool = True) -> str:
+    shown = ", ".join(map(str, sorted(numbers)[:most])) + (", ..." if len(numbers) > most else "")
+    return f"{word}{'s' if len(numbers) > 1 else ''} {shown}" + (" are" if len(numbers) > 1 else " is") * verb
 
 
 def gpus(recording: Recording, what: str) -> Set[str]:

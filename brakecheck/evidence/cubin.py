@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 import struct
 import subprocess
+import tempfile
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -328,3 +329,9 @@ def unpack(path: Path, cuobjdump: Path, into: Path) -> List[Path]:
         raise BrakecheckError(f"cuobjdump found no cubin: {words[0] if words else 'no device code'}", str(path),
                               "name a file with device code for a real architecture (sm_XX, not only PTX)")
     return found
+
+
+def cubins_in(path: Path, cuobjdump: Path) -> List[Cubin]:
+    """The cubins inside an object, library, executable or fat binary. BrakecheckError where there is none."""
+    with tempfile.TemporaryDirectory(prefix="brakecheck-") as folder:
+        return [read_cubin(p.read_bytes(), f"{path} ({p.name})") for p in unpack(path, cuobjdump, Path(folder))]

@@ -8,6 +8,7 @@ undecided or unchanged row holds per call is `unattributed`.
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -17,7 +18,7 @@ import polars as pl
 from ..model import Change, State
 from . import kernel_names as names
 from . import percall
-from .align import Bucket, Pair, align, buckets, choose_key, place_unlaunched
+from .align import Bucket, Pair, align, buckets, choose_key, inputs_of, place_unlaunched
 from .comparable import Comparable, sequences, step_totals
 from .table import Problem, Recording
 from .wording import contrast, duration, percent, short
@@ -25,7 +26,13 @@ from .wording import contrast, duration, percent, short
 # Relative change of a counter that is worth telling.
 COUNTER_CHANGE = 0.1
 MOST_COUNTERS = 6
-UNORDERED = {"cubin", "build-log", "nccl-log"}
+# Counters that say where the time goes come first, as names of metrics or labels of the details page; those of the
+# profiler itself, and samples of warps that did not issue (the others count them again), say nothing of a kernel.
+TELLING = re.compile(r"hit[_ ]rate|throughput|dram__bytes|pipe_tensor|bank_conflicts|warps_active|occupancy$|"
+                     r"issue_stalled_\w+_per_warp_active", re.I)
+SILENT = re.compile(r"^profiler__|_not_issued|^device__|^launch__|Triage")
+FEW = 3  # kernels of a side that a row names; more are counted
+UNORDERED = {"cubin", "fatbin", "build-log", "nccl-log"}
 SETTLED = {"slower": State.SLOWER, "faster": State.FASTER, "same": State.SAME, "undecided": State.UNDECIDED}
 
 
@@ -97,6 +104,9 @@ class Group:
 
     @property
     def text(self) -> str:
+        if (self.calls_base and not self.total_base) or (self.calls_candidate and not self.total_candidate):
+            counts = f"{self.calls_base} -> {self.calls_candidate} calls"
+            return f"{short(self.family)}: {self.kind}, times unknown, {counts}"
         sides = [(t / c if c else None) for t, c in ((self.total_base, self.calls_base),
                                                      (self.total_candidate, self.calls_candidate))]
         if None in sides:
@@ -154,7 +164,7 @@ def diff(base: Recording, candidate: Recording, margin: float = percall.MARGIN) 
                     for table, recording in ((limits.base, base), (limits.candidate, candidate)))
     order = _order(limits, ours, theirs) if key == "sequence" else None
     counters = (_counters(base), _counters(candidate))
-    pairs = align(ours, theirs, order)
+    pairs = align(ours, theirs, order, (inputs_of(base), inputs_of(candidate)))
     rows = [_row(pair, limits, margin, counters) for pair in pairs]
     totals = [None if side and not any(b.timed for b in side) else sum(b.total for b in side)
               for side in (ours, theirs)]
@@ -247,8 +257,9 @@ def _row(pair: Pair, limits: Comparable, margin: float, counters: Sequence[Dict[
         kind = "other resources" if changes else "same resources"
     settled = pair.kind != "matched" or kind in ("slower per call", "faster per call")
     unattributed = difference if kind == "unknown place" else 0 if settled else difference - calls_effect
-    first = (*pair.candidate, *pair.base)[0]
-    row = Row(kind, state, first.place or None, first.operator, first.name, "", base, candidate, difference,
+    first, place = (*pair.candidate, *pair.base)[0], pair.place
+    operator = first.operator if place == first.place else place.rpartition(" > ")[2]
+    row = Row(kind, state, place or None, operator, first.name, "", base, candidate, difference,
               calls_effect, difference - calls_effect, unattributed, ratio=change.ratio, low=change.low,
               high=change.high, why=change.why, changes=changes)
     return _replace(row, text=words(row))
@@ -263,7 +274,7 @@ def _kind(pair: Pair, change: percall.PerCall, base: Optional[Side], candidate: 
     if pair.kind in ("unknown place", "other shape") or not base or not candidate:
         return pair.kind, State.UNDECIDED
     state = SETTLED[change.state] if limits.per_call else State.UNDECIDED
-    if pair.kind != "matched" and (base.shapes is None) != (candidate.shapes is None):
+    if pair.kind != "matched" and not pair.same_inputs and (base.shapes is None) != (candidate.shapes is None):
         return pair.kind, State.UNDECIDED  # whether the inputs are the same is not known
     if pair.kind != "matched":
         return pair.kind, state
@@ -339,14 +350,17 @@ def _changes(pair: Pair, counters: Sequence[Dict[int, Dict[str, Any]]]) -> Tuple
             if what == "kernel":
                 old, new = a.name, b.name
             out.append(Change(what, old, new, f"{what} {contrast(str(old), str(new))}"))
-    found = []
+    found: Dict[str, Tuple[Any, Change]] = {}  # one of a metric's sum, average, least and most
+    theirs = _mean_counters(b, counters[1])
     for name, (one, unit) in _mean_counters(a, counters[0]).items():
-        other = _mean_counters(b, counters[1]).get(name, (None, unit))[0]
-        if other is not None and one and other and abs(other / one - 1) > COUNTER_CHANGE:
-            found.append((abs(math.log(abs(other / one))), Change(name, one, other, f"{name} {one:.4g} -> {other:.4g} "
-                                                                  f"{unit}".strip())))
-    found.sort(key=lambda f: (-f[0], f[1].what))
-    return (*out, *(change for _, change in found[:MOST_COUNTERS]))
+        other = theirs.get(name, (None, unit))[0]
+        if other is not None and one and other and abs(other / one - 1) > COUNTER_CHANGE and not SILENT.search(name):
+            extreme = name.split(".")[1:2] in (["min"], ["max"])
+            rank = (TELLING.search(name) is None, extreme, -abs(math.log(abs(other / one))), name)
+            change = Change(name, one, other, f"{name} {one:.4g} -> {other:.4g} {unit}".strip())
+            metric = name.partition(".")[0]
+            found[metric] = min(found.get(metric, (rank, change)), (rank, change), key=lambda f: f[0])
+    return (*out, *(change for _, change in sorted(found.values(), key=lambda f: f[0])[:MOST_COUNTERS]))
 
 
 def _counters(recording: Recording) -> Dict[int, Dict[str, Any]]:
@@ -410,6 +424,16 @@ def launch(side: Side) -> str:
     return f"grid {'x'.join(map(str, side.grid)) or '?'}, block {'x'.join(map(str, side.block)) or '?'}"
 
 
+def _choice(one: Side, other: Side) -> str:
+    """What stood for what."""
+    if [names.plain(k) for k in one.kernels] == [names.plain(k) for k in other.kernels]:
+        return f"{launch(one)} -> {launch(other)}"
+    if max(len(one.kernels), len(other.kernels)) <= FEW:
+        return contrast(" + ".join(one.kernels), " + ".join(other.kernels))
+    return " -> ".join(short(names.family(side.kernels[0])) + (f" and {len(side.kernels) - 1} more kernels" if
+                       len(side.kernels) > 1 else "") for side in (one, other))
+
+
 def words(row: Row) -> str:
     """One sentence about a row, per call first."""
     name = short(names.family(row.kernel))
@@ -422,12 +446,11 @@ def words(row: Row) -> str:
             "unknown")
         return f"{name}: {where}, {side.calls} calls{time}"
     one, other = row.base, row.candidate
+    if row.operator and max(len(one.kernels), len(other.kernels)) > FEW:
+        name = row.operator
     text = f"{name}: {row.kind}"
     if row.kind in ("replaced", "split", "fused"):
-        same = [names.plain(k) for k in one.kernels] == [names.plain(k) for k in other.kernels]
-        change = f"{launch(one)} -> {launch(other)}" if same else \
-            contrast(" + ".join(one.kernels), " + ".join(other.kernels))
-        text += f" ({change})"
+        text += f" ({_choice(one, other)})"
     if row.kind == "other shape":
         text += f" ({one.shapes or launch(one)} -> {other.shapes or launch(other)}): not a regression"
     if one.mean is not None and other.mean is not None:

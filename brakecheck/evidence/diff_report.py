@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from ..model import Arm, Comparison, Component, Delta, Reason, Stack, State, Verdict
 from . import kernel_names as names
 from .diff import DiffResult, Row, Side, launch
+from .percall import MARGIN
 from .wording import duration, percent
 
 
@@ -54,13 +55,23 @@ def judge(result: DiffResult) -> Tuple[Verdict, str, Tuple[Reason, ...]]:
         return Verdict.HOLD, headline, tuple(reasons)
     if not result.complete:
         headline = "a recording lacks kernels: what is missing may be what changed"
+    elif empty := [n for n in ("base", "candidate") if all(getattr(r, n) is None for r in result.rows)]:
+        headline = f"no kernel in {' and '.join(empty)}: there is nothing to compare"
     elif not result.per_call_comparable:
         headline = "the recordings are of unlike GPUs or instruments: nothing is decided, what follows is description"
     elif not any(r.ratio is not None for r in result.rows):
         headline = "no kernel has times on both sides: only names, launches and resources are compared"
+    elif result.totals_comparable and abs(_growth(result) - 1) > MARGIN:
+        headline = (f"device time {percent(_growth(result))}, and nothing is slower per call clear of noise: see what "
+                    "was replaced, added or called more often")
     else:
         headline = "nothing is slower per call clear of noise, which one recording a side cannot turn into a GO"
     return Verdict.WITHHELD, headline, tuple(reasons)
+
+
+def _growth(result: DiffResult) -> float:
+    """Device time, candidate / base; 1 where it is not known."""
+    return result.total_candidate / result.total_base if result.total_base and result.total_candidate else 1.0
 
 
 def _scope(row: Row) -> Dict[str, str]:

@@ -4,7 +4,8 @@ Three inputs end in the same rows:
   - a report (.ncu-rep) with the section SourceCounters: counters by address, lines from the cubin it holds;
   - its source page as CSV (`ncu --import R --page source --csv`): a line "Kernel Name", a heading, one row an
     instruction;
-  - a cubin: no counts, but the instructions of each line that may diverge or wait. It needs nvdisasm.
+  - a cubin, or the cubins in a fat binary, object, library or executable: no counts, but the instructions of each line
+    that may diverge or wait. It needs nvdisasm, and cuobjdump for all but a cubin.
 Lines exist where the code was built with -lineinfo; Triton does that by itself.
 """
 
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 from ..model import BrakecheckError
-from .cubin import read_cubin
+from .cubin import Cubin, cubins_in, read_cubin
 from .files import read_text
 from .names import demangle
 from .ncu import _actions as actions_of
@@ -30,10 +31,11 @@ from .sass import Instruction, disassemble
 from .units import number
 
 WARP = 32
+_DIVERGENT = "smsp__branch_targets_threads_divergent"
 STALL = "smsp__pcsamp_warps_issue_stalled_"
 # Counter by address -> field of Row. Nsight Compute's names since 2021; those of the CSV are its headings.
 COUNTERS = {"inst_executed": "executed", "thread_inst_executed": "threads", "smsp__pcsamp_sample_count": "samples",
-            "branch_inst_executed": "branches", "smsp__branch_targets_threads_divergent": "divergent"}
+            "branch_inst_executed": "branches", _DIVERGENT: "divergent"}
 HEADINGS = {"Instructions Executed": "executed", "# Instructions Executed": "executed",
             "Thread Instructions Executed": "threads", "Warp Stall Sampling (All Samples)": "samples",
             "# Samples": "samples", "Divergent Branches": "divergent"}
@@ -90,7 +92,8 @@ class Spot:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel's spots, the hottest first. kind: counters or static. notes: what is missing and how to get it."""
+    """A kernel's spots, the hottest first. kind: counters or static. notes: what is missing and how to get it. arch: of
+    machine code, what it was compiled for."""
 
     name: str
     kind: str
@@ -99,6 +102,7 @@ class Kernel:
     active: Optional[float] = None
     divergent_share: Optional[float] = None
     notes: Tuple[str, ...] = ()
+    arch: Optional[str] = None
 
 
 def from_report(path: Path, load: Optional[Callable[[str], Any]] = None) -> List[Kernel]:
@@ -109,7 +113,7 @@ def from_report(path: Path, load: Optional[Callable[[str], Any]] = None) -> List
     try:
         context = (load or report_loader())(str(path))
         found = [summarise(str(name_of(action, "NameBase_DEMANGLED") or name_of(action, "NameBase_MANGLED") or "?"),
-                           _rows(action)) for action in actions_of(context)]
+                           _rows(action), _never_diverges(action)) for action in actions_of(context)]
     except (OSError, RuntimeError, ValueError, TypeError, AttributeError, LookupError, MemoryError, SystemError) as e:
         raise BrakecheckError(f"the report cannot be read: {e}", str(path), "check that it is whole, and that "
                               "ncu-report is as new as the ncu that wrote it") from None
@@ -137,6 +141,12 @@ def _rows(action: Any) -> List[Row]:
             elif value:
                 row.stalls[target] = value
     return [rows[address] for address in sorted(rows)]
+
+
+def _never_diverges(action: Any) -> bool:
+    """Whether divergence was recorded, and there was none: of a kernel without branches no address has a count."""
+    metric = action.metric_by_name(_DIVERGENT)
+    return metric is not None and metric.value() == 0
 
 
 def _by_address(metric: Any) -> Iterable[Tuple[int, float]]:
@@ -194,14 +204,16 @@ def _csv_row(cells: Dict[str, str]) -> Row:
     return row
 
 
-def from_cubin(path: Path, nvdisasm: Path) -> List[Kernel]:
-    """Kernels of a cubin: for each line what may diverge or wait, in the order of the lines."""
-    cubin = read_cubin(path)
-    codes = disassemble([(cubin, k) for k in cubin.kernels], cubin.arch, nvdisasm)
-    return [_static(demangle(kernel.name), code) for kernel, code in zip(cubin.kernels, codes)]
+def from_cubins(cubins: Iterable[Cubin], nvdisasm: Path) -> List[Kernel]:
+    """Kernels of cubins: for each line what may diverge or wait, in the order of the lines."""
+    found = []
+    for cubin in cubins:
+        codes = disassemble([(cubin, k) for k in cubin.kernels], cubin.arch, nvdisasm)
+        found += [_static(demangle(kernel.name), cubin.arch, code) for kernel, code in zip(cubin.kernels, codes)]
+    return found
 
 
-def _static(name: str, code: List[Instruction]) -> Kernel:
+def _static(name: str, arch: str, code: List[Instruction]) -> Kernel:
     addresses = {i.label: i.address for i in code if i.label}
     groups: Dict[Tuple[Optional[str], Optional[int]], List[Instruction]] = defaultdict(list)
     for instruction in code:
@@ -221,7 +233,7 @@ def _static(name: str, code: List[Instruction]) -> Kernel:
     spots.sort(key=lambda s: (-s.static.get("divergent branches", 0), -sum(s.static.values()), s.place))
     lines = any(i.line for i in code)
     notes = ["static: what may diverge or wait; how often it does only a report with source counters says"]
-    return Kernel(name, "static", tuple(spots), notes=tuple(notes if lines else [*notes, _NO_LINES]))
+    return Kernel(name, "static", tuple(spots), notes=tuple(notes if lines else [*notes, _NO_LINES]), arch=arch)
 
 
 def _kinds(instruction: Instruction, addresses: Dict[str, int]) -> List[str]:
@@ -244,8 +256,8 @@ def _kinds(instruction: Instruction, addresses: Dict[str, int]) -> List[str]:
 _NO_LINES = "no source lines: build with -lineinfo (Triton: unset TRITON_DISABLE_LINE_INFO)"
 
 
-def summarise(name: str, rows: List[Row]) -> Kernel:
-    """The rows of a kernel by source line, or by instruction where there are none."""
+def summarise(name: str, rows: List[Row], never_diverges: bool = False) -> Kernel:
+    """The rows of a kernel by source line, or by instruction where there are none. never_diverges: that is known."""
     lines = any(r.file is not None for r in rows)
     groups: Dict[Any, List[Row]] = defaultdict(list)
     for index, row in enumerate(rows):
@@ -261,9 +273,10 @@ def summarise(name: str, rows: List[Row]) -> Kernel:
         notes.append("no stall samples: record with --section SourceCounters and --section WarpStateStats")
     if rows and not lines:
         notes.append(_NO_LINES)
-    if rows and whole.divergent is None:
+    if rows and whole.divergent is None and not never_diverges:
         notes.append("branch divergence was not recorded")
-    return Kernel(name, "counters", tuple(spots), total, whole.active, whole.divergent_share, tuple(notes))
+    return Kernel(name, "counters", tuple(spots), total, whole.active, 0.0 if never_diverges else whole.divergent_share,
+                  tuple(notes))
 
 
 def _spot(rows: List[Row], total: Optional[float]) -> Spot:
@@ -296,9 +309,9 @@ def _sum(rows: Iterable[Row], name: str) -> Optional[float]:
     return sum(known) if known else None
 
 
-def open_hotspots(path: Path, nvdisasm: Callable[[], Path]) -> List[Kernel]:
-    """Kernels of a report, a source page, a cubin, or a folder of `brakecheck profile --with ncu`. nvdisasm: called
-    for a cubin only. BrakecheckError for anything else."""
+def open_hotspots(path: Path, tool: Callable[[str], Path]) -> List[Kernel]:
+    """Kernels of a report, a source page, a cubin or what holds some, or a folder of `brakecheck profile --with ncu`.
+    tool("nvdisasm"), tool("cuobjdump"): called where machine code is read. BrakecheckError for anything else."""
     from .files import read_head
     from .profile_run import read_manifest
     from .recognise import ACCEPTED, recognise
@@ -313,11 +326,14 @@ def open_hotspots(path: Path, nvdisasm: Callable[[], Path]) -> List[Kernel]:
         return from_csv(path)
     kind = recognise(path)
     if kind == "cubin":
-        return from_cubin(path, nvdisasm())
+        return from_cubins([read_cubin(path)], tool("nvdisasm"))
+    if kind == "fatbin":
+        return from_cubins(cubins_in(path, tool("cuobjdump")), tool("nvdisasm"))
     if kind == "ncu":
         return from_report(path)
     raise BrakecheckError(f"hot spots are not in a {ACCEPTED[kind]}", str(path), "give a report (.ncu-rep), its source "
-                          "page (ncu --page source --csv), a cubin, or a folder of brakecheck profile --with ncu")
+                          "page (ncu --page source --csv), a cubin, a program or library, or a folder of "
+                          "brakecheck profile --with ncu")
 
 
 def only(kernels: List[Kernel], pattern: str, rows: int) -> List[Kernel]:

@@ -13,18 +13,22 @@ import math
 import re
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from ..model import BrakecheckError, UnavailableError
 from .files import read_text
+from .nvtx import around, calls_around
 from .table import Problem, Recording, counter_frame, kernel_frame
 from .units import number, to_base
 
 COMMAND_LINE = "Command line profiler metrics"
 # Columns that identify a profiled kernel; on the raw page every other column is a metric.
+RANGES = ("thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg",
+          "Id:Domain:Start/Stop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg")
 IDENTITY = ("ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Kernel Time", "Context", "Stream",
-            "Block Size", "Grid Size", "Device", "CC", "Range Name", "thread Domain:Push/Pop_Range:PL_Type:PL_Value:"
-            "CLR_Type:Color:Msg_Type:Msg", "Id:Domain:Start/Stop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg")
+            "Block Size", "Grid Size", "Device", "CC", "Range Name", *RANGES)
+# A range in such a column: "domain:name:" and six more fields, behind an id where it has one. Names hold colons too.
+RANGE = re.compile(r'"(?:\d+:)?[^:"]*:(.*?)(?::[^:]*){6}"(?=\s|$)')
 RULE_COLUMNS = ("Rule Name", "Rule Description", "Estimated Speedup")
 # Kernel table column -> where it may be found, best first. Details pages print labels, raw pages and reports names.
 DERIVED = {
@@ -48,6 +52,8 @@ class Kernels:
         self.counters: List[List[Counter]] = []
         self.problems: Dict[Tuple[str, str], Problem] = {}
         self.metadata: Dict[str, Any] = {}
+        self.inputs: Dict[Tuple[str, Optional[str]], None] = {}  # path and shapes of the operator calls around kernels
+        self.call: Tuple[Tuple[str, ...], int] = ((), 0)  # the ranges of the latest kernel, and its number within them
 
     def problem(self, code: str, text: str, where: str) -> None:
         """Counts a problem; the first place is kept."""
@@ -61,7 +67,15 @@ class Kernels:
         if known and known not in gpus:
             gpus.append(known)
 
-    def add(self, **columns: Any) -> int:
+    def add(self, ranges: Sequence[str], **columns: Any) -> int:
+        """ranges: texts of the NVTX ranges around it, outermost first (start/stop ranges before push/pop ones, for
+        they are of no thread). Kernels in a row under the very same ones are of
+        one operator call, for an operator's range says which call it is."""
+        columns.update(around(ranges))
+        self.inputs.update(dict.fromkeys(calls_around(ranges)))
+        if columns["operator"]:
+            self.call = (tuple(ranges), self.call[1] + 1 if self.call[0] == tuple(ranges) else 0)
+            columns["position"] = self.call[1]
         self.kernels.append(columns)
         self.counters.append([])
         return len(self.kernels) - 1
@@ -80,6 +94,8 @@ class Kernels:
         flat = [(i, *counter) for i, counters in enumerate(self.counters) for counter in counters]
         names = ("kernel", "counter", "value", "unit", "text")
         long = counter_frame({n: [row[i] for row in flat] for i, n in enumerate(names)})
+        if self.inputs:
+            self.metadata["inputs"] = list(self.inputs)
         return Recording(self.kind, self.path, table, counters=long, metadata=self.metadata,
                          problems=list(self.problems.values()))
 
@@ -163,7 +179,9 @@ def _start(out: Kernels, row: Dict[str, str]) -> int:
     out.gpu(device if _integer(device) is None else None,
             capability if re.fullmatch(r"\d{1,2}\.\d{1,2}", capability) else None)
     name = row.get("Kernel Name") or None
-    return out.add(name=name, raw_name=name, device=_integer(row.get("Device")), stream=_integer(row.get("Stream")),
+    ranges = [text for column in reversed(RANGES) for text in RANGE.findall(row.get(column, ""))]
+    return out.add(ranges, name=name, raw_name=name, device=_integer(row.get("Device")),
+                   stream=_integer(row.get("Stream")),
                    **dict(zip(("grid_x", "grid_y", "grid_z"), grid)),
                    **dict(zip(("block_x", "block_y", "block_z"), block)))
 
@@ -237,8 +255,7 @@ def from_context(context: Any, path: str) -> Recording:
     out = Kernels("ncu", path)
     for action in _actions(context):
         mangled = _name(action, "NameBase_MANGLED")
-        kernel = out.add(name=_name(action, "NameBase_DEMANGLED") or mangled, raw_name=mangled,
-                         nvtx=_nvtx(action))
+        kernel = out.add(_ranges(action), name=_name(action, "NameBase_DEMANGLED") or mangled, raw_name=mangled)
         for name in action.metric_names():
             metric = action.metric_by_name(name)
             if metric is None or not metric.has_value():
@@ -289,13 +306,9 @@ def _launch(out: Kernels, kernel: int) -> None:
     out.gpu(names[0] if names else None, f"{parts[0]:.0f}.{parts[1]:.0f}" if None not in parts else None)
 
 
-def _nvtx(action: Any) -> Optional[str]:
+def _ranges(action: Any) -> List[str]:
     state = action.nvtx_state()
-    if state is None:
-        return None
-    names: List[str] = []
-    for domain_id in state.domains():
-        domain = state.domain_by_id(domain_id)
-        if domain is not None:
-            names.extend(domain.push_pop_ranges())
-    return " > ".join(names) or None
+    domains = [state.domain_by_id(d) for d in state.domains()] if state is not None else []
+    found = [d for d in domains if d is not None]
+    return [*(name for d in found for name in d.start_end_ranges()),
+            *(name for d in found for name in d.push_pop_ranges())]

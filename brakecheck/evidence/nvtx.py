@@ -55,7 +55,7 @@ class Ranges:
                     seen[event] = position[row] + 1  # type: ignore[operator]
         words = [self._words(n) for n in range(len(self.nodes))]
         found = [words[n] if n else (None, None, None, None) for n in node_of]
-        shapes = [self._shapes(e) if e is not None else None for e in event_of]
+        shapes = [_sizes(self.texts[e]) if e is not None else None for e in event_of]
         return {"nvtx": ([f[0] for f in found], pl.String), "path": ([f[1] for f in found], pl.String),
                 "operator": ([f[2] for f in found], pl.String), "step": ([f[3] for f in found], pl.Int64),
                 "position": (position, pl.Int64), "shapes": (shapes, pl.String)}
@@ -75,7 +75,7 @@ class Ranges:
                     continue
                 _, path, _, step = self._words(node)
                 row = (self.nodes[node][1], path, len(stack) - 1, step, thread & ((1 << thread_bits) - 1), start,
-                       -negative_end - start, self._shapes(event))
+                       -negative_end - start, _sizes(self.texts[event]))
                 for values, value in zip(out.values(), row):
                     values.append(value)
         return out if out["name"] else {}
@@ -120,14 +120,32 @@ class Ranges:
         self.words[node] = (path, path if operator else None, operator, self.nodes[node][3])
         return self.words[node]
 
-    def _shapes(self, event: int) -> Optional[str]:
-        match = SIZES.search(self.texts[event])
-        if not match:
-            return None
-        try:
-            return json.dumps(json.loads(match[1]))
-        except (ValueError, RecursionError):
-            return None
+
+def around(texts: Sequence[str]) -> Dict[str, Any]:
+    """nvtx, path, operator, step and shapes of a kernel from the ranges open around its launch, outermost first."""
+    parsed = [_parse(text) for text in texts]
+    operators = [(name, text) for (name, is_operator, _), text in zip(parsed, texts) if is_operator]
+    path = " > ".join(name for name, _, _ in parsed) or None
+    steps = [step for _, _, step in parsed if step is not None]
+    return {"nvtx": path, "path": path if operators else None, "operator": operators[-1][0] if operators else None,
+            "step": steps[-1] if steps else None, "shapes": _sizes(operators[-1][1]) if operators else None}
+
+
+def calls_around(texts: Sequence[str]) -> List[Tuple[str, Optional[str]]]:
+    """Path and shapes of each operator call among the ranges open around a kernel."""
+    parsed = [_parse(text) for text in texts]
+    return [(" > ".join(name for name, _, _ in parsed[:i + 1]), _sizes(texts[i]))
+            for i, (_, is_operator, _) in enumerate(parsed) if is_operator]
+
+
+def _sizes(text: str) -> Optional[str]:
+    match = SIZES.search(text)
+    if not match:
+        return None
+    try:
+        return json.dumps(json.loads(match[1]))
+    except (ValueError, RecursionError):
+        return None
 
 
 def _parse(text: str) -> Tuple[str, bool, Optional[int]]:

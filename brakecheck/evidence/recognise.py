@@ -8,7 +8,7 @@ from typing import Callable, Dict, Optional
 
 from ..model import BrakecheckError
 from .files import GZIP, read_head
-from .table import Recording
+from .table import Problem, Recording
 
 HEAD = 1 << 16
 SQLITE = b"SQLite format 3\0"
@@ -135,14 +135,14 @@ def _unknown(path: Path, looks: str) -> BrakecheckError:
 def open_evidence(path: Path) -> Recording:
     """The recording in a file or directory of any known kind.
 
-    Raises BrakecheckError for what is unknown, damaged, or (runs and comparisons) compared by another command.
+    Raises BrakecheckError for what is unknown, damaged, or a comparison already.
     """
     path = Path(path)
     kind = recognise(path)
     reader = READERS.get(kind)
     if reader is None:
-        raise BrakecheckError(f"{path} is a {ACCEPTED[kind]}, which holds measurements and not a recording", str(path),
-                              "compare runs with brakecheck compare, and give diff traces, reports, cubins or logs")
+        raise BrakecheckError(f"{path} is a {ACCEPTED[kind]}, which is an answer and not a recording", str(path),
+                              "give the recordings or runs that it compared")
     return reader(path)
 
 
@@ -188,10 +188,24 @@ def _cubin(path: Path) -> Recording:
     return static.read_cubin(path)
 
 
+def _fatbin(path: Path) -> Recording:
+    from . import static
+
+    recording = static.read_fatbin(_unpacked(path))
+    recording.path = str(path)
+    return recording
+
+
 def _build_log(path: Path) -> Recording:
     from . import static
 
     return static.read_build_log(path)
+
+
+def _run(path: Path) -> Recording:
+    from . import runs
+
+    return runs.read(path)
 
 
 def _profile(path: Path) -> Recording:
@@ -202,6 +216,10 @@ def _profile(path: Path) -> Recording:
     row = manifest["evidence"][0]
     recording = READERS[row["kind"]](path / row["path"])
     recording.path = str(path)
+    launches = manifest.get("options", {}).get("launches")
+    if launches and recording.kernels.height >= launches:
+        text = f"it was limited to {launches} kernels, which it reached"
+        recording.problems.append(Problem("cut", text, str(path)))
     _without_rest(recording, manifest.get("rest_step"))
     recording.metadata["versions"] = {**manifest.get("versions", {}), **recording.metadata.get("versions", {})}
     if not recording.metadata.get("gpus") and manifest.get("devices"):
@@ -248,5 +266,5 @@ def _unpacked(path: Path) -> Path:
 
 READERS: Dict[str, Callable[[Path], Recording]] = {
     "kineto": _kineto, "nsys": _nsys, "ncu": _ncu, "ncu-csv": _ncu_csv, "nsys-csv": _nsys_stats, "nccl-log": _nccl,
-    "cubin": _cubin, "build-log": _build_log, "profile": _profile,
+    "cubin": _cubin, "fatbin": _fatbin, "build-log": _build_log, "profile": _profile, "run": _run,
 }

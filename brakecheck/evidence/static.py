@@ -1,10 +1,12 @@
-"""Cubins and build logs as recordings: kernels with registers and shared memory, and no times."""
+"""Cubins, fat binaries and build logs as recordings: kernels with registers and shared memory, and no times."""
 
 from __future__ import annotations
 
 import gzip
+import shutil
 import zlib
 from pathlib import Path
+from typing import Any, List
 
 from ..model import BrakecheckError
 from .files import GZIP, read_text
@@ -13,19 +15,45 @@ from .table import Problem, Recording, kernel_frame
 
 def read_cubin(path: Path) -> Recording:
     """The kernels of a cubin (plain or gzip)."""
-    from . import cubin, names  # type: ignore[attr-defined]
+    from . import cubin
 
     try:
         data = Path(path).read_bytes()
         data = gzip.decompress(data) if data.startswith(GZIP) else data
     except (OSError, EOFError, zlib.error) as error:
         raise BrakecheckError(f"cannot read the file: {error}", str(path), "copy it again") from None
-    parsed = cubin.read_cubin(data, str(path))
+    return _recording("cubin", path, [cubin.read_cubin(data, str(path))])
+
+
+def read_fatbin(path: Path) -> Recording:
+    """The kernels of a fat binary, object, library or executable. With code for several architectures, the architecture
+    is their path, so that each is lined up with its like."""
+    from . import cubin
+
+    return _recording("fatbin", path, cubin.cubins_in(path, cuobjdump()))
+
+
+def cuobjdump() -> Path:
+    """On PATH, else a wheel's. UnavailableError where there is none and none can be downloaded."""
+    found = shutil.which("cuobjdump")
+    if found:
+        return Path(found)
+    from ..stack.toolchain import disassembler
+
+    return disassembler().cuobjdump
+
+
+def _recording(kind: str, path: Path, cubins: List[Any]) -> Recording:
+    from . import names
+
+    kernels = [(c.arch, k) for c in cubins for k in c.kernels]
+    archs = sorted({c.arch for c in cubins})
     table = kernel_frame({
-        "kind": ["kernel"] * len(parsed.kernels), "name": [names.demangle(k.name) for k in parsed.kernels],
-        "raw_name": [k.name for k in parsed.kernels], "registers": [k.registers for k in parsed.kernels],
-        "shared_static": [k.shared for k in parsed.kernels]})
-    return Recording("cubin", str(path), table, metadata={"arch": parsed.arch})
+        "kind": ["kernel"] * len(kernels), "name": [names.demangle(k.name) for _, k in kernels],
+        "raw_name": [k.name for _, k in kernels], "registers": [k.registers for _, k in kernels],
+        "shared_static": [k.shared for _, k in kernels],
+        "path": [f"{arch}: machine code" if len(archs) > 1 else None for arch, _ in kernels]})
+    return Recording(kind, str(path), table, metadata={"arch": ", ".join(archs)})
 
 
 def read_build_log(path: Path) -> Recording:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Dict, Iterable, List
+from typing import Any, Dict, Iterable, List, Mapping
 
 from ..model.errors import BrakecheckError, UsageError
 from . import catalogue
-from .base import Operator
+from .base import Case, Operator
 
 
 def load(files: Iterable[str] = ()) -> Dict[str, Operator]:
@@ -19,6 +20,12 @@ def load(files: Iterable[str] = ()) -> Dict[str, Operator]:
         for operator in load_file(file):
             found[operator.name] = operator
     return found
+
+
+def mixed(operators: Mapping[str, Operator], mix: Mapping[str, List[Mapping[str, Any]]]) -> Dict[str, Operator]:
+    """The operators that a workload's mix names, with its cases. mix: params of each case by operator."""
+    return {name: replace(operator, cases=[Case.of(**params) for params in mix[name]])
+            for name, operator in operators.items() if name in mix}
 
 
 def load_file(file: str) -> List[Operator]:

@@ -1,6 +1,6 @@
 """What is really in use in a Python environment, and what will not work in it, before anything runs there.
 
-Three ways to the same facts: a Python that can be started (its own, env:, launch:), or files saved elsewhere
+Two ways to the same facts: a Python that can be started (its own, env:, pip:, launch:), or files saved elsewhere
 (/proc/PID/maps, pip freeze). The rules over the facts are in environment_rules.py, those over symbols in elf.py.
 """
 
@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
@@ -21,6 +21,7 @@ from . import environment_rules as rules
 from .compat import Finding
 from .driver import Driver
 from .elf import Library, check_symbols, read_library
+from .environment import Environment
 
 PROBE = Path(__file__).with_name("environment_probe.py")
 PARAMS = Path("/proc/driver/nvidia/params")
@@ -38,7 +39,8 @@ _SHOWN = re.compile(r"^(torch|triton|nvidia-|cuda-|nccl|cupy|jax|vllm|sglang|fla
 @dataclass(frozen=True)
 class Facts:
     """What an environment told. mapped: files in its process. readable: they are files of this machine. torch: version,
-    cuda, archs, devices, available, error, device_error, each absent when unknown."""
+    cuda, archs, devices, available, error, device_error, each absent when unknown. unused: overlays that were put in
+    front, and that the process did not take."""
 
     subject: str
     packages: Mapping[str, str] = field(default_factory=dict)
@@ -48,6 +50,7 @@ class Facts:
     torch: Mapping[str, Any] = field(default_factory=dict)
     python: Optional[str] = None
     readable: bool = False
+    unused: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -62,15 +65,31 @@ class Examination:
     devices: Tuple[Tuple[str, Optional[str]], ...] = ()
 
 
-def ask(command: Sequence[str], subject: str, readable: bool = True) -> Facts:
+def ask_environment(environment: Environment) -> Facts:
+    """Facts of an environment, with its overlays as packages. UnavailableError as for `ask`."""
+    facts = ask(environment.command, environment.spec, not environment.ship, environment.variables)
+    packages, unused = dict(facts.packages), []
+    for name, version, folder in environment.proofs:
+        plain = re.sub(r"[-_.]+", "-", name).lower()
+        if any(Path(path).is_relative_to(folder) for path in facts.mapped):
+            packages[plain] = version  # its metadata is on no path of Python's
+        elif packages.get(plain) != version:
+            unused.append(f"{name}=={version}")
+    return replace(facts, packages=packages, unused=unused)
+
+
+def ask(command: Sequence[str], subject: str, readable: bool = True,
+        variables: Optional[Mapping[str, str]] = None) -> Facts:
     """Facts of the Python at the end of `command`, which imports torch if it has it. readable: its files are ours.
+    variables: added to its environment.
 
     UnavailableError when it does not start or takes longer than TIME_LIMIT; an import that fails is a fact.
     """
     with tempfile.TemporaryDirectory(prefix="brakecheck-") as folder:
         try:
             done = subprocess.run([*command, "-"], input=PROBE.read_text(), capture_output=True, text=True, cwd=folder,
-                                  errors="replace", timeout=TIME_LIMIT, check=False)
+                                  errors="replace", timeout=TIME_LIMIT, check=False,
+                                  env={**os.environ, **(variables or {})})
         except OSError as error:
             raise UnavailableError(f"the Python does not start: {error.strerror}", " ".join(command),
                                    "give the path of a Python") from None
@@ -147,6 +166,9 @@ def examine(facts: Facts, driver: Optional[Driver] = None, device_arch: Optional
              *rules.driver_mix(facts.mapped, driver.version if driver else None),
              *check_symbols(libraries, _known(facts, libraries), paths), *rules.packages(facts.packages),
              *rules.device_archs(archs, devices), *rules.tuning(facts.variables)]
+    found += [Finding("error", "overlay-unused", f"{overlay} was put in front, and this environment does not use it",
+                      "its library has another name or major version than the one it should replace")
+              for overlay in facts.unused]
     found += _about_torch(facts, driver) + _about_driver(facts, driver, devices, assemblers)
     rank = {severity: i for i, severity in enumerate(SEVERITIES)}
     return Examination(facts.subject, tuple(_components(facts, driver, assemblers)),

@@ -117,7 +117,8 @@ def project(mix: Mapping[str, Any], deltas: Sequence[Delta]) -> Projection:
     """What the deltas say about the workload. An entry counts with the delta of its very case; without one, with the
     geometric mean of its operator's cases, and an interval that spans all of theirs.
 
-    The errors of different cases are independent and add in quadrature; entries that lean on one delta share its error.
+    The errors of different cases are independent and add in quadrature; entries that lean on one delta share its error,
+    and an entry that leans on its operator's other cases shares theirs.
     A delta without ratio or interval, and one that is broken or missing on a side, covers nothing.
     """
     exact, by_operator = _usable(deltas)
@@ -145,14 +146,22 @@ def project(mix: Mapping[str, Any], deltas: Sequence[Delta]) -> Projection:
     if not leaning:
         return Projection(None, None, None, 0.0, 0.0, listed)
     change = sum(share * (ratios[key][0] - 1) for key, share in leaning.items())
-    down, up = (math.sqrt(sum((share * (ratios[key][0] - ratios[key][side])) ** 2 for key, share in leaning.items()))
-                for side in (1, 2))
-    low, high = change - down, change + up
+    low, high = change - _error(leaning, ratios, 1), change + _error(leaning, ratios, 2)
     busy = mix.get("busy_share")
     step = {} if busy is None else {"step_change": busy * change, "step_low": busy * low, "step_high": busy * high}
     rest = 1 - covered
     return Projection(change, low, high, covered, approximate, listed,
                       break_even=-change / rest if rest > 1e-9 else None, **step)
+
+
+def _error(leaning: Mapping[Tuple[str, str], float], ratios: Mapping[Tuple[str, str], Tuple[float, float, float]],
+           side: int) -> float:
+    """Half of the projection's interval towards low (1) or high (2)."""
+    operators: Dict[str, List[float]] = {}
+    for key, share in leaning.items():
+        operators.setdefault(key[0], []).append(share * abs(ratios[key][0] - ratios[key][side]))
+    return math.hypot(*(sum(parts) if (operator, "") in leaning else math.hypot(*parts)
+                        for operator, parts in operators.items()))
 
 
 def _usable(deltas: Sequence[Delta]) -> Tuple[Dict[Tuple[str, str], Tuple[float, float, float]],

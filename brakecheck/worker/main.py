@@ -4,7 +4,7 @@
 
 One request a line on stdin, one answer a line on stdout. What libraries print to stdout goes to stderr, so that it
 cannot corrupt an answer. Requests: hello, cases, ready, fingerprint, measure, exit.
-    {"id": 1, "do": "hello", "device": "cpu", "ops": ["/path/my_ops.py"], "threads": 2}
+    {"id": 1, "do": "hello", "device": "cpu", "ops": ["/path/my_ops.py"], "threads": 2, "mix": {"softmax": [{"M": 8}]}}
     {"id": 1, "ok": true, "result": {...}}
     {"id": 1, "ok": false, "state": "oom", "message": "...", "detail": "..."}
 state is one of: error, oom, missing (operator, implementation or import), unusable (the device).
@@ -47,7 +47,7 @@ class Worker:
         a context that starts beside another worker's measurement would disturb it."""
         import torch
 
-        from brakecheck.ops.load import load
+        from brakecheck.ops.load import load, mixed
         from brakecheck.worker.device import Device
         from brakecheck.worker.measure import HARNESS
 
@@ -55,6 +55,8 @@ class Worker:
             torch.set_num_threads(int(request["threads"]))
         shipped = Path(__file__).resolve().parents[2]  # relative paths came with the package
         self.operators = load(str(shipped / file) for file in request.get("ops", ()))
+        if request.get("mix"):
+            self.operators = mixed(self.operators, request["mix"])
         if request.get("cubins"):
             from brakecheck.worker.cubins import kernel_operators
 

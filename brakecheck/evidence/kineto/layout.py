@@ -27,20 +27,24 @@ DEVICE_ANNOTATION = {"gpu_user_annotation"}
 MODULE_PREFIX = "nn.Module: "
 STEP_PREFIX = "ProfilerStep#"
 
-# Field of an event's arguments -> its names in traces, the present one first.
+# Phases of the Trace Event Format besides X (whole), B (begin) and E (end).
+OTHER_PHASES = "sftiIMCPNDObenRVvcSFTp()"
+
+# Field of an event's arguments -> its names in traces, the present one first. In Kineto's order, for a decoder finds a
+# field fastest where it follows the last one.
 ARGUMENTS: Dict[str, Tuple[str, ...]] = {
     "external": ("External id", "external id", "External Id"),
-    "correlation": ("correlation", "Correlation", "correlation id"),
-    "device": ("device", "Device"),
-    "stream": ("stream", "Stream"),
-    "registers": ("registers per thread",),
-    "shared": ("shared memory",),
-    "bytes": ("bytes", "Bytes"),
-    "grid": ("grid", "Grid"),
-    "block": ("block", "Block"),
-    "shapes": ("Input Dims", "Input dims"),
     "dtypes": ("Input type", "Input Type"),
     "strides": ("Input Strides", "Input strides"),
+    "shapes": ("Input Dims", "Input dims"),
+    "device": ("device", "Device"),
+    "stream": ("stream", "Stream"),
+    "correlation": ("correlation", "Correlation", "correlation id"),
+    "registers": ("registers per thread",),
+    "shared": ("shared memory",),
+    "grid": ("grid", "Grid"),
+    "block": ("block", "Block"),
+    "bytes": ("bytes", "Bytes"),
 }
 INTEGERS = ("external", "correlation", "device", "stream", "registers", "shared", "bytes")
 # Of collectives, and read only in blocks that have some.

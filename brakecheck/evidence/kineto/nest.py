@@ -69,7 +69,8 @@ def depths_of(parent: np.ndarray) -> np.ndarray:
 
 def levels_of(depth: np.ndarray) -> List[np.ndarray]:
     """Rows of each depth, outermost first."""
-    order = np.argsort(depth, kind="stable")
+    small = depth.astype(np.int16) if len(depth) and depth.max() < 2**15 else depth  # numpy sorts these by counting
+    order = np.argsort(small, kind="stable")
     bounds = np.cumsum(np.bincount(depth)) if len(depth) else np.zeros(0, dtype=np.int64)
     return np.split(order, bounds[:-1]) if len(bounds) else []
 

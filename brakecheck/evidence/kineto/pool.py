@@ -9,10 +9,11 @@ import pickle
 import subprocess
 import sys
 import tempfile
-import threading
 from mmap import mmap
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
 
 from brakecheck.model import BrakecheckError
 
@@ -21,113 +22,136 @@ from .repair import Task, decode_block
 from .source import BLOCK
 
 _SLOT = 2 * BLOCK   # a longer block is decoded here
+_SLOTS = 3          # of a worker: one is decoded, the others wait, so that it need not
 _MOST = 16          # workers; reading feeds no more
+_PIPE = 1 << 20     # bytes a worker may be ahead with its answers, where the system lets it
 
 
 def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def decode_all(blocks: Iterator[Task], put: Callable[[int, Block], None], workers: int) -> None:
-    """Calls put(n, block) for the n-th task of `blocks`, in any order, one call at a time. One worker is this process,
-    more are processes beside it."""
+@contextlib.contextmanager
+def decoding(blocks: Iterator[Task], workers: int) -> Iterator[Iterator[Block]]:
+    """The blocks decoded, in file order. One worker is this process; more are processes beside it, which begin at
+    once: what the caller does before it takes the first block happens meanwhile."""
     collecting = gc.isenabled()
     gc.disable()  # decoded events hold no cycles, and there are millions
     try:
         if workers > 1:
-            _Pool(blocks, put, min(workers, _MOST)).run()
+            pool = _Pool(blocks, min(workers, _MOST))
+            try:
+                yield pool.decoded()
+            finally:
+                pool.close()
         else:
-            for number, task in enumerate(blocks):
-                put(number, decode_block(task))
+            yield map(decode_block, blocks)
     finally:
         if collecting:
             gc.enable()
 
 
 class _Pool:
-    """Each worker has two slots of the shared file: one is decoded while the other is filled."""
+    """A thread for each worker fills its slots of a shared file in turn and takes its answers."""
 
-    def __init__(self, blocks: Iterator[Task], put: Callable[[int, Block], None], workers: int) -> None:
-        self.blocks, self.number, self.put, self.workers = blocks, 0, put, workers
-        self.taking, self.putting = threading.Lock(), threading.Lock()
-        self.error: Optional[BaseException] = None
+    def __init__(self, blocks: Iterator[Task], workers: int) -> None:
+        self.blocks, self.number, self.taking, self.stopped = blocks, 0, Lock(), False
+        self.answers: SimpleQueue[Union[Tuple[int, Block], BaseException, None]] = SimpleQueue()
+        self.file = _shared_file(workers * _SLOTS * _SLOT)
+        self.memory = mmap(self.file.fileno(), workers * _SLOTS * _SLOT)
+        processes = [_start(self.file.fileno()) for _ in range(workers)]
+        self.threads = [Thread(target=self._feed, args=(process, i * _SLOTS * _SLOT), daemon=True)
+                        for i, process in enumerate(processes)]
+        for thread in self.threads:
+            thread.start()
 
-    def run(self) -> None:
-        with _shared_file(2 * self.workers * _SLOT) as file:
-            memory = mmap(file.fileno(), 2 * self.workers * _SLOT)
-            threads = [threading.Thread(target=self._feed, args=(memory, file.fileno(), 2 * i * _SLOT), daemon=True)
-                       for i in range(self.workers)]
-            for thread in threads:
-                thread.start()
-            try:
-                for thread in threads:
-                    thread.join()
-            except BaseException as error:  # Ctrl-C: the threads take no further block
-                self.error = error
-                raise
-            memory.close()
-        if self.error is not None:
-            raise self.error
+    def decoded(self) -> Iterator[Block]:
+        running, following = len(self.threads), 0
+        early: Dict[int, Block] = {}
+        while running:
+            answer = self.answers.get()
+            if isinstance(answer, BaseException):
+                raise answer
+            if answer is None:
+                running -= 1
+                continue
+            early[answer[0]] = answer[1]
+            while following in early:
+                yield early.pop(following)
+                following += 1
 
-    def _take(self) -> Optional[Tuple[int, Task]]:
+    def close(self) -> None:
+        """After an error or Ctrl-C too: the threads take no further block, then the processes end."""
+        self.stopped = True
+        for thread in self.threads:
+            thread.join()
+        self.memory.close()
+        self.file.close()
+
+    def _take(self, at: int) -> Optional[Tuple[int, Task]]:
+        """The next block, numbered; its events are in the slot at `at`, or in a copy where they are too many."""
         with self.taking:
-            task = None if self.error is not None else next(self.blocks, None)
+            task = None if self.stopped else next(self.blocks, None)
             if task is None:
                 return None
             self.number += 1
+            if len(task.array) > _SLOT:
+                return self.number - 1, task._replace(array=bytes(task.array))
+            self.memory[at:at + len(task.array)] = task.array
             return self.number - 1, task
 
-    def _feed(self, memory: mmap, descriptor: int, base: int) -> None:
-        process = _start(descriptor)
+    def _feed(self, process: subprocess.Popen[bytes], base: int) -> None:
         waiting: List[int] = []
         slot = 0
         try:
             assert process.stdin is not None and process.stdout is not None
             while True:
-                taken = self._take()
+                at = base + slot * _SLOT
+                taken = self._take(at)
                 if taken is not None:
                     number, task = taken
                     if len(task.array) > _SLOT:
-                        self._keep(number, decode_block(task))
+                        self.answers.put((number, decode_block(task)))
                         continue
-                    at = base + slot * _SLOT
-                    memory[at:at + len(task.array)] = task.array
                     process.stdin.write(pickle.dumps((at, len(task.array), *task[1:])))
                     process.stdin.flush()
                     waiting.append(number)
-                    slot = 1 - slot
+                    slot = (slot + 1) % _SLOTS
                 if not waiting:
-                    return
-                if taken is None or len(waiting) == 2:
-                    self._keep(waiting.pop(0), pickle.load(process.stdout))
+                    break
+                if taken is None or len(waiting) == _SLOTS:
+                    self.answers.put((waiting.pop(0), pickle.load(process.stdout)))
         except (EOFError, BrokenPipeError, pickle.UnpicklingError):
-            self.error = self.error or BrakecheckError(
+            self.answers.put(BrakecheckError(
                 "a process that decodes the trace ended early", f"exit status {process.wait()}",
-                "check that there is enough memory, and read the trace again")
+                "check that there is enough memory, and read the trace again"))
         except BaseException as error:
-            self.error = self.error or error
+            self.answers.put(error)
         finally:
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     with contextlib.suppress(OSError):
                         pipe.close()
             process.wait()
-
-    def _keep(self, number: int, block: Block) -> None:
-        with self.putting:
-            self.put(number, block)
+            self.answers.put(None)
 
 
-def environment() -> Dict[str, str]:
-    """Of a child process: it finds this very package."""
-    root = str(Path(__file__).resolve().parents[3])
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])}
+def command(module: str, *arguments: str) -> List[str]:
+    """Runs main() of a module of this package in a Python like this one: it finds what this one finds, and nothing
+    that happens to lie in the working directory."""
+    path = [str(Path(__file__).resolve().parents[3]), *sys.path]
+    program = f"import sys; sys.path[:] = {path!r}; from {__package__}.{module} import main; main()"
+    return [sys.executable, "-S", "-c", program, *arguments]
 
 
 def _start(descriptor: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", "brakecheck.evidence.kineto.worker", str(descriptor)],
-                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                            pass_fds=(descriptor,), env=environment())
+    process = subprocess.Popen(command("worker", str(descriptor)), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                               stderr=subprocess.DEVNULL, pass_fds=(descriptor,))
+    with contextlib.suppress(ImportError, AttributeError, OSError):
+        import fcntl
+        assert process.stdout is not None
+        fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, _PIPE)
+    return process
 
 
 def _shared_file(size: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import polars as pl
 from brakecheck.evidence.table import Problem, Recording
 from brakecheck.model import BrakecheckError
 
-from .pool import environment
+from .pool import command
 from .reader import read_one, shares
 
 Progress = Callable[[str, float], None]
@@ -26,10 +27,11 @@ def read_files(files: List[Path], workers: int, progress: Optional[Progress]) ->
     """One Recording of all files, whose kernels and operators carry their rank. A file that cannot be read is a
     problem of the recording; BrakecheckError when none can."""
     at_once = max(min(workers, len(files)), 1)
+    small = sum(p.stat().st_size for p in files if p.is_file()) < _SMALL
 
     def one(path: Path) -> Union[Recording, BrakecheckError]:
         try:
-            if at_once == 1 or sum(p.stat().st_size for p in files) < _SMALL:
+            if at_once == 1 or small:
                 return read_one(path, workers, progress)
             found = _in_process(path, max(workers // at_once, 1))
             if progress is not None:
@@ -56,6 +58,13 @@ def _joined(files: List[Path], results: List[Union[Recording, BrakecheckError]])
     if twice:
         text = "several files say that they are of one rank: " + ", ".join(map(str, twice))
         problems.append(Problem("rank-twice", text, str(files[0].parent), len(twice)))
+    size = good[0].metadata.get("distributed", {}).get("world_size")
+    absent = sorted(set(range(size)) - set(ranks)) if isinstance(size, int) and 1 < size < 2**20 else []
+    if absent and None not in ranks:
+        named = ", ".join(map(str, absent[:8])) + ", ..." * (len(absent) > 8)
+        text = (f"{len(absent)} of {size} ranks are absent ({named}): who waited for them is not known, so wire time "
+                "looks longer, and skew shorter")
+        problems.append(Problem("rank-absent", text, str(files[0].parent), len(absent)))
     kernels, operators, first = [], [], 0
     for recording in good:
         kernels.append(recording.kernels.with_columns(pl.col("call") + first))
@@ -81,9 +90,8 @@ def _total(coverages: List[Dict[str, Any]]) -> Dict[str, Any]:
 
 def _in_process(path: Path, workers: int) -> Recording:
     with tempfile.TemporaryDirectory(prefix="brakecheck-") as folder:
-        command = [sys.executable, "-m", "brakecheck.evidence.kineto.ranks", str(path), folder, str(workers)]
-        done = subprocess.run(command, capture_output=True, check=False,
-                              env={**environment(), "POLARS_MAX_THREADS": str(max(workers, 1))})
+        done = subprocess.run(command("ranks", str(path), folder, str(workers)), capture_output=True, check=False,
+                              env={**os.environ, "POLARS_MAX_THREADS": str(max(workers, 1))})
         answer = Path(folder) / "recording"
         if done.returncode or not answer.exists():
             last = (done.stderr.decode("utf-8", "replace").strip() or f"exit status {done.returncode}").splitlines()[-1]
@@ -111,7 +119,3 @@ def main() -> None:
     unfinished = folder / "unfinished"
     unfinished.write_bytes(pickle.dumps(result))
     unfinished.replace(folder / "recording")
-
-
-if __name__ == "__main__":
-    main()

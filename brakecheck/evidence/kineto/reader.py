@@ -1,17 +1,20 @@
-"""Files -> Recording."""
+"""Files -> Recording. What loads numpy and polars is imported where it is used: while other processes decode."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Union
 
-from brakecheck.evidence.table import Problem, Recording
 from brakecheck.model import BrakecheckError, UsageError
 
-from . import pool, tables
-from .collect import Collector
+from . import pool
 from .source import Trace
+
+if TYPE_CHECKING:
+    from brakecheck.evidence.table import Problem, Recording
+
+    from .collect import Collector
 
 Progress = Callable[[str, float], None]
 _SUFFIXES = (".json", ".json.gz", ".json.zst")
@@ -74,21 +77,16 @@ def _files(path: Union[str, Path, Sequence[Union[str, Path]]]) -> List[Path]:
 
 def read_one(path: Path, workers: int, progress: Optional[Progress]) -> Recording:
     trace = Trace(path)
-    found = Collector()
-    count = 0
-
-    def put(number: int, block: Any) -> None:
-        nonlocal count
-        found.put(number, block)
-        count += 1
-        if progress is not None and count % 16 == 0:
-            progress(str(path), trace.fraction())
-
     try:
-        pool.decode_all(trace.blocks(), put, workers if trace.large else 1)
-        if found.end is not None:
-            found.forget_after(found.end[0])
-        trace.finish(found.end[1] if found.end else None)
+        with pool.decoding(trace.blocks(), workers if trace.large else 1) as blocks:
+            from . import tables  # noqa: F401
+            from .collect import Collector
+            found = Collector()
+            for count, block in enumerate(blocks, 1):
+                found.put(block)
+                if progress is not None and count % 16 == 0:
+                    progress(str(path), trace.fraction())
+        trace.finish(found.end)
     finally:
         trace.stream.close()
     found.pair_marks()
@@ -96,6 +94,9 @@ def read_one(path: Path, workers: int, progress: Optional[Progress]) -> Recordin
 
 
 def _recording(path: Path, trace: Trace, found: Collector) -> Recording:
+    from brakecheck.evidence.table import Recording
+
+    from . import tables
     events = sum(found.counts.values())
     metadata = _metadata(trace.metadata)
     rank = rank_of(metadata, path)
@@ -183,6 +184,7 @@ def _hip(value: Any) -> Optional[str]:
 
 
 def _problems(path: Path, trace: Trace, found: Collector, facts: Dict[str, Any]) -> List[Problem]:
+    from brakecheck.evidence.table import Problem
     out = [Problem(code, text, f"{path}, byte {offset}") for code, offset, text in trace.problems]
     counted = {code: (count, offset) for code, (count, offset) in found.problems.items()}
     for code, fact in (("late-child", "late_children"), ("kernel-without-launch", "without_launch"),

@@ -34,21 +34,20 @@ _INT64 = 2**63 - 1
 
 class Task(NamedTuple):
     """A piece of a trace. array: bytes-like "[" + events + "]". offset: of the first event in the (decompressed) file.
-    final: it ends with the array's end and what follows it, instead of an event. collectives: it `has_collectives`."""
+    final: it ends with the array's end and what follows it, instead of an event."""
 
     array: Any
     offset: int
     final: bool
-    collectives: bool
 
 
 def decode_block(task: Task) -> Block:
     if not task.final:
-        block = _typed(task.array, task.collectives)
+        block = _typed(task.array)
         if block is not None:
             return block
         mended, counts = _replace_tokens(bytes(task.array))
-        block = _typed(mended, task.collectives) if counts else None
+        block = _typed(mended) if counts else None
         if block is not None:
             for code, (count, at) in counts.items():
                 block.problem(code, count, task.offset + at - 1)
@@ -56,10 +55,10 @@ def decode_block(task: Task) -> Block:
     return _one_by_one(bytes(task.array)[1:-1], task.offset, task.final, Block())
 
 
-def _typed(array: Any, collectives: bool) -> Optional[Block]:
-    events = decode_typed(array, collectives)
+def _typed(array: Any) -> Optional[Block]:
+    events = decode_typed(array)
     try:
-        return None if events is None else columns(events, Block(), collectives)
+        return None if events is None else columns(events, Block())
     except OverflowError:  # an integer beyond 64 bits
         return None
 

@@ -11,12 +11,11 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from brakecheck.model import BrakecheckError, UnavailableError
 
-from .decode import has_collectives
 from .repair import BOUNDARY, Task
 
-BLOCK = 1 << 20     # bytes of events decoded at a time; small enough for the objects to stay in the cache
+BLOCK = 1 << 21     # bytes of events decoded at a time; small enough for the objects to stay in the cache
 _LARGE = 16 << 20   # bytes of a trace worth several processes; an eighth of it compressed
-_CHUNK = 1 << 18    # compressed bytes inflated at a time
+_CHUNK = 1 << 15    # compressed bytes inflated at a time: to about half a block
 _HEAD = 64 << 20    # the metadata before the events may not be longer
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _SPACE = " \t\r\n"
@@ -35,27 +34,37 @@ class Stream:
             raise BrakecheckError(f"cannot read the trace: {error.strerror}", str(path), "check the path") from error
         self.path, self.compressed_read, self.cut = path, 0, ""
         self.pieces = self._inflated(magic) if magic[:2] == b"\x1f\x8b" or magic == b"\x28\xb5\x2f\xfd" else None
-        self.rest = b""
+        self.rest = memoryview(b"")  # of the latest piece
 
     def close(self) -> None:
         self.file.close()
 
-    def read(self, size: int) -> bytes:
-        """Up to `size` bytes, b"" at the end."""
+    def fill(self, size: int, begun: bytes = b"") -> bytes:
+        """What was begun and `size` bytes more, fewer at the end."""
+        text = bytearray(len(begun) + size)
+        text[:len(begun)] = begun
+        with memoryview(text) as view:
+            count = self.fill_into(view[len(begun):])
+        return bytes(text[:len(begun) + count])
+
+    def fill_into(self, target: memoryview) -> int:
+        """Bytes read: as many as the target has, fewer at the end."""
+        at = 0
+        while at < len(target) and (count := self._read_into(target[at:])):
+            at += count
+        return at
+
+    def _read_into(self, target: memoryview) -> int:
+        """Bytes read, 0 at the end."""
         if self.pieces is None:
-            data = self.file.read(size)
-            self.compressed_read += len(data)
-            return data
-        parts, have = [self.rest], len(self.rest)
-        while have < size:
-            piece = next(self.pieces, b"")
-            if not piece:
-                break
-            parts.append(piece)
-            have += len(piece)
-        data = b"".join(parts)
-        self.rest = data[size:]
-        return data[:size]
+            count = self.file.readinto(target)
+            self.compressed_read += count
+            return count
+        piece = self.rest or memoryview(next(self.pieces, b""))
+        count = min(len(piece), len(target))
+        target[:count] = piece[:count]
+        self.rest = piece[count:]
+        return count
 
     def _inflated(self, magic: bytes) -> Iterator[bytes]:
         inflate = _gzip() if magic[:2] == b"\x1f\x8b" else _zstandard(self.path)
@@ -124,28 +133,36 @@ class Trace:
         return self.stream.size > (_LARGE >> 3 if self.stream.pieces is not None else _LARGE)
 
     def blocks(self) -> Iterator[Task]:
-        """The events in pieces that end between two events. The final piece holds the last event and all that follows
-        it; call `finish` with what its decoding found."""
+        """The events in pieces that end between two events; a piece is there until the next one is asked for. The final
+        one holds the last event and all that follows it; call `finish` with what its decoding found."""
         head, start = self._head()
         if not self.has_events:
             return
-        offset, carry = start, head[start:]
+        # One buffer for all, for fresh memory costs more than reading. It holds "[", what is left, and what is read.
+        offset, used = start, 1 + len(head) - start
+        text = bytearray(2 * BLOCK)
+        text[:used] = b"[" + head[start:]
         while True:
-            data = self.stream.read(max(BLOCK - len(carry), BLOCK // 4))
-            text = carry + data
-            cut = _last_boundary(text)
+            wanted = max(BLOCK - used, BLOCK // 4)
+            if used + wanted > len(text):  # not resized: a piece of it may be looked at still
+                text = text + bytearray(len(text))
+            count = self.stream.fill_into(memoryview(text)[used:used + wanted])
+            used += count
+            cut = _last_boundary(text, used)
             if cut is not None:
-                array = b"".join((b"[", memoryview(text)[:cut[0]], b"]"))
-                yield Task(array, offset, False, has_collectives(array))
-                offset, text = offset + cut[1], text[cut[1]:]
-            elif len(text) > _HEAD:
+                text[cut[0]] = ord("]")  # instead of the comma or space behind the last event
+                yield Task(memoryview(text)[:cut[0] + 1], offset, False)
+                offset += cut[1] - 1
+                rest = text[cut[1]:used]
+                used = 1 + len(rest)
+                text[1:used] = rest
+            elif used > _HEAD:
                 raise BrakecheckError(f"no event ends within {_HEAD >> 20} MiB", f"{self.path}, byte {offset}",
                                       "this is not a trace of the PyTorch profiler, or it is damaged here")
-            carry = text
-            if not data:
+            if not count:
                 break
-        self.last = (offset, carry)
-        yield Task(b"[%b]" % carry, offset, True, has_collectives(carry))
+        self.last = (offset, bytes(text[1:used]))
+        yield Task(b"[%b]" % self.last[1], offset, True)
 
     def finish(self, end: Optional[int]) -> None:
         """Reads the metadata behind the events. end: byte offset behind the events' closing bracket, where known."""
@@ -161,7 +178,7 @@ class Trace:
 
     def _head(self) -> Tuple[bytes, int]:
         """What was read, and where in it the first event is."""
-        head = self.stream.read(BLOCK)
+        head = self.stream.fill(BLOCK)
         base = 0
         if head.startswith(codecs.BOM_UTF8):
             base = len(codecs.BOM_UTF8)
@@ -179,10 +196,10 @@ class Trace:
             end, done = self._members(text, text.index("{") + 1, 0)
             if self.has_events or done:
                 return head, end
-            data = self.stream.read(len(head))
-            if not data or len(head) > _HEAD:
+            longer = self.stream.fill(len(head), head)
+            if len(longer) == len(head) or len(head) > _HEAD:
                 break
-            head += data
+            head = longer
         found = _EVENTS.search(head)
         if found is None:
             self.problems.append(("truncated", end, "the file ends, or is damaged, before any event"))
@@ -218,14 +235,14 @@ class Trace:
             position = end
 
 
-def _last_boundary(text: bytes) -> Optional[Tuple[int, int]]:
-    """(end of an event, start of the next) for the last two events that lie in the text."""
+def _last_boundary(text: bytearray, length: int) -> Optional[Tuple[int, int]]:
+    """(end of an event, start of the next) for the last two events that lie in the first bytes of the text."""
     window = 1 << 14
     while True:
-        found = list(BOUNDARY.finditer(text, max(0, len(text) - window)))
+        found = list(BOUNDARY.finditer(text, max(0, length - window), length))
         if found:
             return found[-1].start() + 1, found[-1].end()
-        if window >= len(text):
+        if window >= length:
             return None
         window *= 8
 
@@ -235,11 +252,11 @@ def _from(path: Path, offset: int) -> bytes:
     stream = Stream(path)
     try:
         while offset > 0:
-            skipped = stream.read(min(offset, BLOCK))
+            skipped = stream.fill(min(offset, BLOCK))
             if not skipped:
-                return b""
+                return skipped
             offset -= len(skipped)
-        return stream.read(_HEAD)
+        return stream.fill(_HEAD)
     finally:
         stream.close()
 

@@ -12,8 +12,7 @@ import polars as pl
 
 from brakecheck.evidence.table import kernel_frame, operator_frame
 
-from .collect import Collector, known
-from .decode import Table
+from .collect import Collector, Table, known
 from .layout import (
     ANNOTATION,
     COMMUNICATION,

@@ -29,7 +29,3 @@ def main() -> None:
             return
         pickle.dump(decode_block(Task(memory[at:at + length], *what)), answers, protocol=5)
         answers.flush()
-
-
-if __name__ == "__main__":
-    main()
