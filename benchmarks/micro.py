@@ -1,19 +1,22 @@
 """Micro-experiments on this GPU, each a question with two or more answers: launch chains, conditional graph nodes,
-allocation, copies from the host, managed memory. A line an answer; --json keeps them.
+allocation, copies from the host, managed memory, counters. A line an answer; --json keeps them. WHILE nodes with a body
+need nvcc, counters need ncu: without them these are left out, with a message.
 
     PYTHONPATH=. python3 benchmarks/micro.py --json record.json [--only allocate]
-    ncu --clock-control none --metrics ... python3 benchmarks/micro.py --only counters    # one launch of each kernel
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import ctypes
 import datetime
 import json
 import random
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Tuple
@@ -140,15 +143,16 @@ def conditionals() -> Iterator[Answer]:
     def array(nodes: List[ctypes.c_void_p]) -> Any:
         return (ctypes.c_void_p * max(len(nodes), 1))(*nodes)
 
-    def add_kernel(graph: ctypes.c_void_p, after: List[ctypes.c_void_p]) -> ctypes.c_void_p:
+    def add_kernel(graph: ctypes.c_void_p, after: List[ctypes.c_void_p], function: Any = kernel._handle,
+                   given: Any = arguments, threads: int = 32) -> ctypes.c_void_p:
         three = ctypes.c_uint * 3
-        params = _KernelParams(kernel._handle, three(1, 1, 1), three(32, 1, 1), 0, ctypes.addressof(arguments))
+        params = _KernelParams(function, three(1, 1, 1), three(threads, 1, 1), 0, ctypes.addressof(given))
         node = ctypes.c_void_p()
         cuda("cuGraphAddKernelNode_v2", ctypes.byref(node), graph, array(after), ctypes.c_size_t(len(after)),
              ctypes.byref(params))
         return node
 
-    def adder(kind: int, size: int, value: int) -> Any:
+    def adder(kind: int, size: int, value: int, body: Any = None) -> Any:
         def add(graph: ctypes.c_void_p, after: List[ctypes.c_void_p]) -> ctypes.c_void_p:
             handle, node = ctypes.c_uint64(), ctypes.c_void_p()
             cuda("cuGraphConditionalHandleCreate", ctypes.byref(handle), graph, context, ctypes.c_uint(value),
@@ -157,7 +161,8 @@ def conditionals() -> Iterator[Answer]:
             cuda("cuGraphAddNode_v2", ctypes.byref(node), graph, array(after), None, ctypes.c_size_t(len(after)),
                  ctypes.byref(params))
             for i in range(size):
-                add_kernel(ctypes.c_void_p(params.bodies[i]), [])
+                inside = ctypes.c_void_p(params.bodies[i])
+                body(inside, handle.value) if body else add_kernel(inside, [])
             return node
 
         return add
@@ -170,6 +175,36 @@ def conditionals() -> Iterator[Answer]:
             yield "graph node", name, graph_of(50, adder(kind, size, value)), "us"
         except BrakecheckError as error:
             print(f"graph node {name}: {error}", file=sys.stderr)
+    turn = loop_body()
+    for turns in (1, 2, 10) if turn else ():
+        left = torch.full((1,), turns, dtype=torch.int32, device="cuda")
+
+        def body(graph: ctypes.c_void_p, handle: int, left: Any = left, turns: int = turns) -> None:
+            given = [ctypes.c_uint64(handle), ctypes.c_void_p(left.data_ptr()), ctypes.c_int(turns)]
+            pointers = (ctypes.c_void_p * 3)(*[ctypes.addressof(v) for v in given])
+            add_kernel(graph, [], turn, pointers, 1)
+
+        yield "graph node", f"WHILE, {turns} turn{'s' * (turns > 1)}", graph_of(50, adder(1, 1, 1, body)), "us"
+        assert int(left) == turns, "a WHILE node did not end its turns"
+
+
+def loop_body() -> Any:
+    """The kernel of micro_while.cu, through nvcc; None, with a message, where there is none."""
+    function, module = ctypes.c_void_p(), ctypes.c_void_p()
+    source = Path(__file__).resolve().parent / "micro_while.cu"
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "while.cubin"
+        major, minor = torch.cuda.get_device_capability()
+        command = ["nvcc", f"-arch=sm_{major}{minor}", "-rdc=true", "-dlink", "-cubin", "-o", str(cubin), str(source)]
+        try:
+            subprocess.run([*command, "-lcudadevrt"], check=True, capture_output=True, text=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            why = getattr(error, "stderr", None) or error
+            print(f"WHILE with a body: left out, it needs nvcc: {why}", file=sys.stderr)
+            return None
+        cuda("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(cubin.read_bytes()))
+    cuda("cuModuleGetFunction", ctypes.byref(function), module, b"turn")
+    return function
 
 
 # ---- allocation -----------------------------------------------------------------------------------------------------
@@ -361,7 +396,7 @@ def managed() -> Iterator[Answer]:
         cuda("cuMemFree_v2", address)
 
 
-def counters() -> Iterator[Answer]:
+def profiled() -> None:
     """One launch of each kernel whose counters a profiler is asked for: transpose (B9), router_reduce (B12)."""
     device = torch.cuda.current_device()
     x, out = torch.randn(4096, 4096, device="cuda"), torch.empty(4096, 4096, device="cuda")
@@ -373,28 +408,67 @@ def counters() -> Iterator[Answer]:
         kernel = jit.kernel("router_reduce.cu", "router_reduce", device, (256, 1), 256, 1, (f"INLINE_PTX={inline}",))
         kernel((256, 1), [p, load, 65536, 64], stream())
     torch.cuda.synchronize()
-    return iter(())
+
+
+METRICS = {
+    "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum": "bank conflicts of loads",
+    "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum": "bank conflicts of stores",
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed": "% of DRAM peak",
+    "smsp__inst_executed.sum": "instructions", "sm__inst_executed.avg.per_cycle_active": "instructions a cycle",
+    "gpu__time_duration.sum": "us, profiled",
+}
+PROFILED = {"transpose": ["no padding", "padded"], "router_reduce": ["compiler's own", "inline PTX"]}
+
+
+def counters() -> Iterator[Answer]:
+    """What Nsight Compute counts in one launch of each kernel of profiled(), this file run under it."""
+    command = ["ncu", "--clock-control", "none", "--csv", "--page", "raw", "--print-units", "base",
+               "--metrics", ",".join(METRICS), "--kernel-name", "regex:transpose|router_reduce",
+               sys.executable, __file__, "--only", "profiled"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        print(f"counters: left out, they need ncu: {error}", file=sys.stderr)
+        return
+    table = list(csv.reader(line for line in done.stdout.splitlines() if line.startswith('"')))
+    if done.returncode or len(table) != 6:  # names, units, four kernels
+        raise BrakecheckError("ncu gave no counters: " + (done.stdout + done.stderr)[-400:].strip(), "ncu",
+                              "see its message")
+    seen: Dict[str, int] = {}
+    for line in table[2:]:
+        row = dict(zip(table[0], line))
+        name = "transpose" if "transpose" in row["Kernel Name"] else "router_reduce"
+        answer = PROFILED[name][seen.setdefault(name, 0)]
+        seen[name] += 1
+        for metric, unit in METRICS.items():
+            value = float(row[metric].replace(",", ""))
+            yield f"{name}: counters", answer, value / 1e3 if metric.startswith("gpu__time") else value, unit
 
 
 EXPERIMENTS = {"launches": launches, "conditionals": conditionals, "allocate": allocate, "host": host_copies,
-               "managed": managed}
+               "managed": managed, "counters": counters}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="also write the answers here")
-    parser.add_argument("--only", choices=[*EXPERIMENTS, "counters"])
+    parser.add_argument("--only", choices=[*EXPERIMENTS, "profiled"])
     arguments = parser.parse_args()
     torch.zeros(1, device="cuda")
+    if arguments.only == "profiled":
+        profiled()
+        return 0
     rows: List[Dict[str, Any]] = []
-    for name, experiment in {**EXPERIMENTS, "counters": counters}.items():
-        if arguments.only == name or (arguments.only is None and name != "counters"):
+    for name, experiment in EXPERIMENTS.items():
+        if arguments.only in (None, name):
             for question, answer, value, unit in experiment():
                 rows.append({"experiment": name, "question": question, "answer": answer, "value": value, "unit": unit})
-                print(f"{question:52} {answer:30} {value:10.3f} {unit}", flush=True)
+                print(f"{question:52} {answer:30} {value:12.3f} {unit}", flush=True)
     if arguments.json:
         record = {"device": torch.cuda.get_device_name(0), "torch": torch.__version__,
-                  "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), "rows": rows}
+                  "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+                  "command": " ".join(["python3", "benchmarks/micro.py", *(Path(a).name for a in sys.argv[1:])]),
+                  "rows": rows}
         arguments.json.write_text(json.dumps(record, indent=1) + "\n")
     return 0
 

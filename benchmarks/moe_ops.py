@@ -1,7 +1,7 @@
 """The MoE operators beside their peers on this GPU: a line a case with the time, the share of copy speed, and the ratio
 to the best peer. Every case is checked against float64 first.
 
-    PYTHONPATH=. python3 benchmarks/moe_ops.py --json record.json [--only router] [--no-compile]
+    PYTHONPATH=. python3 benchmarks/moe_ops.py --json record.json [--svg docs] [--only router] [--no-compile]
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import torch  # noqa: E402
+from shares import svg  # noqa: E402
 from timing import copies_for, medians  # noqa: E402
 
 from brakecheck import ops  # noqa: E402
 from brakecheck.kernels import moe_plans as plans  # noqa: E402
 from brakecheck.ops.make import Make  # noqa: E402
+from brakecheck.worker import nvml  # noqa: E402
 
 Row = Dict[str, Any]
 # operator, case, bytes a call, candidates, error against float64, what the error may be
@@ -88,7 +90,7 @@ def permute_cases(make: Make, compiled: bool) -> Iterator[CaseOf]:
         candidates = {"ours": repeat(lambda i, y=y, p=place, w=weight: ops.unpermute(y[i], p, w), copies),
                       "torch": repeat(lambda i, y=y, p=place, w=weight: sum_of_rows(y[i], p, w), copies)}
         if fused:
-            candidates["compile"] = repeat(lambda i, y=y, p=place, w=weight, f=fused: f(y[i], p, w), copies)
+            candidates["torch.compile"] = repeat(lambda i, y=y, p=place, w=weight, f=fused: f(y[i], p, w), copies)
         yield "unpermute", name, moved, candidates, error, 2.0**-8
         del x, y
 
@@ -133,34 +135,57 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write the rows here")
     parser.add_argument("--only", choices=CASES)
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--svg", type=Path, help="also draw a plot for each operator into this folder")
+    parser.add_argument("--plot", type=Path, metavar="RECORD", help="draw from this record and measure nothing")
     arguments = parser.parse_args()
+    if arguments.plot:
+        plot(json.loads(arguments.plot.read_text()), arguments.svg or Path())
+        return 0
     ceiling = copy_speed()
     print(f"copy {ceiling:.0f} GB/s")
     rows: List[Row] = []
+    record = {"device": torch.cuda.get_device_name(0), "torch": torch.__version__, "copy_gb_s": ceiling,
+              "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+              "command": " ".join(["python3", "benchmarks/moe_ops.py", *(Path(a).name for a in sys.argv[1:])]),
+              "rows": rows}
     for name, cases in CASES.items():
         if arguments.only in (None, name):
             for row in measure(cases(Make("cuda", 20261201), not arguments.no_compile), ceiling):
                 rows.append(row)
-    if arguments.json:
-        record = {"device": torch.cuda.get_device_name(0), "torch": torch.__version__, "copy_gb_s": ceiling,
-                  "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-                  "command": " ".join(["python3", *sys.argv]), "rows": rows}
-        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+                if arguments.json:
+                    arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+    if arguments.svg:
+        plot(record, arguments.svg)
     return int(any(not row["ok"] for row in rows))
 
 
 def measure(cases: Iterator[CaseOf], ceiling: float) -> Iterator[Row]:
+    gpu = nvml.open_gpu(None, 0)
     for operator, case, moved, candidates, error, allowed in cases:
         times = medians(candidates)
         peers = {n: t for n, t in times.items() if not n.startswith("ours")}
         best = min(peers, key=peers.__getitem__)
-        share = moved / times["ours"] / 1e3 / ceiling
-        row = {"operator": operator, "case": case, "us": times, "share_of_copy": share, "best_peer": best,
-               "speedup": peers[best] / times["ours"], "error": error, "ok": error <= allowed}
+        rate = moved / times["ours"] / 1e3
+        row = {"operator": operator, "case": case, "us": times, "gb_s": rate, "share_of_copy": rate / ceiling,
+               "best_peer": best, "ratio_to_best_peer": peers[best] / times["ours"], "error": error,
+               "ok": error <= allowed, "sm_clock_mhz": gpu.clock() if gpu else None}
         others = "  ".join(f"{n} {t:.1f}" for n, t in times.items() if n != "ours")
-        print(f"{operator:10} {case:34} {times['ours']:8.2f} us {100 * share:4.0f} % of copy "
-              f"{row['speedup']:6.2f} x {best:12} {'ok' if row['ok'] else 'WRONG'} | {others}", flush=True)
+        print(f"{operator:10} {case:34} {times['ours']:8.2f} us {rate:6.0f} GB/s {100 * rate / ceiling:4.0f} % of copy "
+              f"{row['ratio_to_best_peer']:6.2f} x {best:15} {row['sm_clock_mhz'] or '-':>5} MHz "
+              f"{'ok' if row['ok'] else 'WRONG'} | {others}", flush=True)
         yield row
+
+
+def plot(record: Row, folder: Path) -> None:
+    """moe-OPERATOR.svg: share of copy speed, a line an implementation."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for operator in dict.fromkeys(row["operator"] for row in record["rows"]):
+        rows = [row for row in record["rows"] if row["operator"] == operator]
+        shares = {name: [row["share_of_copy"] * row["us"]["ours"] / row["us"][name] if name in row["us"] else None
+                         for row in rows] for name in rows[0]["us"]}
+        labels = [row["case"].split(" (")[0] for row in rows]
+        title = f"{operator}, {record['device']}: share of copy speed"
+        (folder / f"moe-{operator.replace('_', '-')}.svg").write_text(svg(title, labels, shares))
 
 
 if __name__ == "__main__":

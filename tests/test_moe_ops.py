@@ -2,6 +2,7 @@
 theirs compiles for the architectures we promise."""
 
 import ctypes
+import random
 import re
 import subprocess
 import sys
@@ -192,6 +193,29 @@ def test_arena_takes_blocks_back_in_any_order():
     assert a.allocate(256) == two
     a.free(two)
     a.free(one)
+    assert a.top == 0
+
+
+def test_arena_keeps_what_is_in_use_apart():
+    """Random requests and returns against a plain record of who holds which bytes."""
+    generator, a, held, highest = random.Random(5), arena(1 << 23), {}, 0
+    for _ in range(3000):
+        if held and generator.random() < 0.5:
+            start = generator.choice(list(held))
+            a.free(start)
+            del held[start]
+        else:
+            size = generator.randrange(0, 3000)
+            start = a.allocate(size)
+            end = start + max(size, 1)
+            assert start % 256 == 0 and all(end <= s or start >= e for s, e in held.items())
+            held[start] = end
+            highest = max(highest, a.top)
+        assert a.top == max((-(-e // 256) * 256 for e in held.values()), default=0) and a.peak == highest
+    with pytest.raises(UsageError):
+        a.free(max(held) + 1)
+    for start in list(held):
+        a.free(start)
     assert a.top == 0
 
 

@@ -8,7 +8,7 @@ a block that was given back, because on one stream the next writer comes after t
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ..model import BrakecheckError, UsageError
 
@@ -31,9 +31,12 @@ class Slots:
 class Arena:
     """size: bytes, a multiple of 256. make: bytes -> what holds them (default: a uint8 tensor on the current GPU).
 
-    allocate and free deal in byte offsets into `memory`; tensor gives a tensor there."""
+    allocate(size) gives the byte offset into `memory` of a block of `size` bytes, aligned to 256 (BrakecheckError: the
+    arena is full). free(offset) gives it back (UsageError: no such block; the caller passes each offset that allocate
+    returned exactly once). reset() gives everything back. tensor gives a tensor of a new block. top: bytes below which
+    all blocks lie; peak: the highest top so far."""
 
-    __slots__ = ("memory", "size", "top", "peak", "_starts", "_free")
+    __slots__ = ("memory", "size", "allocate", "free", "reset", "_levels")
 
     def __init__(self, size: int, make: Optional[Any] = None) -> None:
         if size <= 0 or size % ALIGNMENT:
@@ -44,45 +47,16 @@ class Arena:
             def make(n: int) -> Any:
                 return torch.empty(n, dtype=torch.uint8, device="cuda")
 
-        self.memory, self.size, self.top, self.peak = make(size), size, 0, 0
-        self._starts: List[int] = []   # offsets of the blocks below top, rising
-        self._free: set = set()        # those given back while a block above them was in use
+        self.memory, self.size = make(size), size
+        self.allocate, self.free, self.reset, self._levels = _stack(size)
 
-    def allocate(self, size: int) -> int:
-        """Offset of a block of `size` bytes, aligned to 256. Raises BrakecheckError when the arena is full."""
-        start = self.top
-        top = start + ((size + 255) & -256 if size > 0 else 256)
-        if top > self.size:
-            raise BrakecheckError(f"{size} bytes do not fit: {self.size - start} of {self.size} are free", "Arena",
-                                  "make the arena larger, or give blocks back earlier")
-        self._starts.append(start)
-        self.top = top
-        return start
+    @property
+    def top(self) -> int:
+        return self._levels()[0]
 
-    def free(self, start: int) -> None:
-        """Gives a block back. The caller passes each offset that allocate returned exactly once."""
-        starts = self._starts
-        if not starts:
-            raise UsageError(f"no block at offset {start}", "Arena.free", "free each block once")
-        if starts[-1] != start:
-            if start not in starts or start in self._free:
-                raise UsageError(f"no block at offset {start}", "Arena.free", "free each block once")
-            self._free.add(start)
-            return
-        if self.top > self.peak:
-            self.peak = self.top
-        self.top = starts.pop()
-        if self._free:
-            while starts and starts[-1] in self._free:
-                self.top = starts.pop()
-                self._free.discard(self.top)
-
-    def reset(self) -> None:
-        """Gives everything back."""
-        self.peak = max(self.peak, self.top)
-        self._starts.clear()
-        self._free.clear()
-        self.top = 0
+    @property
+    def peak(self) -> int:
+        return self._levels()[1]
 
     def slots(self, size: int, count: int) -> Slots:
         """`count` blocks of `size` bytes, handed out one by one: for the weights of experts, which are all as large."""
@@ -95,3 +69,70 @@ class Arena:
         size = math.prod(shape) * dtype.itemsize
         start = self.allocate(size)
         return self.memory[start:start + size].view(dtype).view(*shape)
+
+
+def _stack(size: int) -> Tuple[Callable[[int], int], Callable[[int], None], Callable[[], None],
+                               Callable[[], Tuple[int, int]]]:
+    """allocate, free, reset and (top, peak) of an arena. Functions over shared variables, since attributes of an object
+    would take a quarter of their time; what is rare is left to functions of its own."""
+    # Offsets of the blocks in use, rising, above one entry that equals no offset. A block that is given back while
+    # others lie above it falls to the next of these: its entry becomes (offset,), and lows[offset] is where all begins.
+    starts: List[Any] = [()]
+    lows: Dict[int, int] = {}
+    push, pop = starts.append, starts.pop
+    top = peak = 0
+
+    def allocate(size: int) -> int:
+        nonlocal top
+        start = top
+        end = start + (size + 255 & -256)
+        if start < end <= peak:
+            push(start)
+            top = end
+            return start
+        return rise(size)
+
+    def rise(wanted: int) -> int:
+        nonlocal top, peak
+        start = top
+        end = start + (wanted + 255 & -256 if wanted > 0 else 256)
+        if end > size:
+            raise BrakecheckError(f"{wanted} bytes do not fit: {size - start} of {size} are free", "Arena",
+                                  "make the arena larger, or give blocks back earlier")
+        push(start)
+        top, peak = end, max(peak, end)
+        return start
+
+    def free(start: int) -> None:
+        nonlocal top
+        last = pop()
+        if last == start:
+            top = start
+        else:
+            push(last)
+            join(start)
+
+    def join(start: int) -> None:
+        nonlocal top
+        entry = (start,) if start in lows else start
+        if starts[-1] == entry:
+            pop()
+            top = lows.pop(start)
+            return
+        try:
+            at = starts.index(entry)
+        except ValueError:
+            raise UsageError(f"no block at offset {start}", "Arena.free", "free each block once") from None
+        del starts[at]
+        above = starts[at]
+        if not isinstance(above, tuple):
+            starts[at] = (above,)
+        lows[starts[at][0]] = lows.pop(start, start)
+
+    def reset() -> None:
+        nonlocal top
+        del starts[1:]
+        lows.clear()
+        top = 0
+
+    return allocate, free, reset, lambda: (top, peak)
