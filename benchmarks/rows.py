@@ -14,6 +14,7 @@ left out.
 from __future__ import annotations
 
 import argparse
+import collections
 import ctypes
 import datetime
 import json
@@ -23,11 +24,12 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 SHAPES = ((16384, 1024), (8192, 4096), (4096, 8192), (4096, 32768), (2048, 131072))
+OTHERS = (8192, 4096)  # for float16 and float32, and with a residual
 OPERATORS = ("softmax", "rms_norm", "layer_norm")
 EPSILON = 1e-5
 Arms = Dict[str, Callable[[int], Any]]
@@ -85,7 +87,7 @@ def check(small: bool) -> List[Dict[str, Any]]:
     rows_of = []
     widths = (1, 8, 64, 264, 1000, 1001, 1024, 2048, 3000, 4096, 4099, 8192, 12000, 32768, 40000, 102400, 131072,
               262144)
-    few = (1, 64, 264, 1001, 1024, 4096, 12000)
+    few = (1, 64, 264, 1001, 1024, 4096, 12000, 40000, 131072)
     torch.manual_seed(0)
     for dtype, sizes in (
         (torch.bfloat16, few if small else widths),
@@ -252,6 +254,19 @@ class Case:
             arms["quack"] = lambda i: quack(x[i], *weights)
         return arms
 
+    def residual(self) -> Arms:
+        """Arms of norm(x + residual), which give the sum too; dy serves as the residual."""
+        import torch
+
+        def separate(x: Any, r: Any) -> Any:
+            total = x + r
+            return plain(self.name)(total, self.w, self.b), total
+
+        x, r = self.x, self.dy
+        compiled = torch.compile(separate, fullgraph=True, dynamic=False)
+        return {"copy": lambda i: torch.add(x[i], 1), "ours": lambda i: ours(self.name, x[i], self.w, self.b, r[i]),
+                "torch": lambda i: separate(x[i], r[i]), "torch.compile": lambda i: compiled(x[i], r[i])}
+
     def backward(self) -> Arms:
         """Arms over outputs that were computed before; each works on as many buffers as there are dy."""
         import torch
@@ -270,19 +285,25 @@ class Case:
         return arms
 
 
+LAUNCHES = 24  # at least, in a graph: its own start is 5 to 10 us, which four launches would be charged 2 us each
+
+
 def measure(arms: Arms, copies: int, rounds: int) -> Dict[str, float]:
     """Median microseconds a call of each arm: graphs over all copies, replayed in turn."""
     import torch
 
     graphs: Dict[str, Any] = {}
     stream = torch.cuda.current_stream()
+    launches = -(-LAUNCHES // copies) * copies
     for name, call in arms.items():
         try:
             call(0)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=stream):
-                kept = [call(i) for i in range(copies)]  # all outputs live: no buffer is used twice
+                kept: Deque[Any] = collections.deque(maxlen=copies)  # outputs rotate too
+                for i in range(launches):
+                    kept.append(call(i % copies))
             graphs[name] = graph
             del kept
         except Exception as error:  # noqa: BLE001 - a peer's failure is its own line, not ours
@@ -298,7 +319,7 @@ def measure(arms: Arms, copies: int, rounds: int) -> Dict[str, float]:
             end.record()
             end.synchronize()
             if turn:
-                times[name].append(start.elapsed_time(end) * 1e3 / copies)
+                times[name].append(start.elapsed_time(end) * 1e3 / launches)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
@@ -319,28 +340,30 @@ def time_all(rounds: int, only: Optional[Tuple[str, int]] = None) -> Iterator[Di
     import torch._functorch.config as functorch
 
     functorch.donated_buffer = False  # the backward graphs are replayed
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for rows, n in (*SHAPES, (4, 102400)):
-            for name in OPERATORS:
-                if (only and (name, n) != only) or (rows < 100 and name != "softmax"):
-                    continue
-                torch._dynamo.reset()
-                case = Case(name, rows, n, torch.bfloat16)
-                forward = measure(case.forward(), case.copies, rounds)
-                yield line(name, case, forward, 2)
-                with torch.enable_grad():
-                    backward = measure(case.backward(), len(case.dy), rounds)
-                yield line(name + " backward", case, backward, 3)
-                del case
-                torch.cuda.empty_cache()
+    cases = [(name, rows, n, torch.bfloat16) for rows, n in (*SHAPES, (4, 102400)) for name in OPERATORS
+             if rows > 100 or name == "softmax"]
+    cases += [(name, *OTHERS, dtype) for dtype in (torch.float16, torch.float32) for name in OPERATORS]
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for name, rows, n, dtype in cases:
+            if only and (name, n) != only:
+                continue
+            torch._dynamo.reset()
+            case = Case(name, rows, n, dtype)
+            yield line(name, case, measure(case.forward(), case.copies, rounds), 2)
+            with torch.enable_grad():
+                yield line(name + " backward", case, measure(case.backward(), len(case.dy), rounds), 3)
+            if name != "softmax" and dtype == torch.bfloat16 and (rows, n) in (OTHERS, SHAPES[3]):
+                yield line(name + " residual", case, measure(case.residual(), len(case.dy), rounds), 4)
+            del case
+            torch.cuda.empty_cache()
 
 
 def line(label: str, case: Case, times: Dict[str, float], streams: int) -> Dict[str, Any]:
     rates = {k: (2 if k == "copy" else streams) * case.bytes / t / 1e3 for k, t in times.items()}
     peers = {k: t for k, t in times.items() if k not in ("ours", "copy")}
     best = min(peers, key=lambda k: peers[k]) if peers else None
-    return {"operator": label, "rows": case.rows, "columns": case.n, "dtype": "bfloat16",
+    return {"operator": label, "rows": case.rows, "columns": case.n,
+            "dtype": str(case.x[0].dtype)[6:],
             "us": {k: round(t, 3) for k, t in times.items()}, "gb_s": {k: round(r, 1) for k, r in rates.items()},
             "share_of_copy": round(rates["ours"] / rates["copy"], 4), "best_peer": best,
             "ratio_to_best_peer": round(peers[best] / times["ours"], 3) if best else None, "sm_clock_mhz": sm_clock()}
@@ -349,9 +372,9 @@ def line(label: str, case: Case, times: Dict[str, float], streams: int) -> Dict[
 def show(row: Dict[str, Any]) -> None:
     peers = "  ".join(f"{k} {v:.0f}" for k, v in row["gb_s"].items() if k != "ours")
     ratio = f"{row['ratio_to_best_peer']:5.2f}x {row['best_peer']}" if row["best_peer"] else ""
-    print(f"{row['operator']:20s} {row['rows']:>6d} x {row['columns']:<7d} {row['us']['ours']:9.2f} us "
-          f"{row['gb_s']['ours']:6.0f} GB/s {row['share_of_copy']:6.1%} of copy {ratio:20s} "
-          f"{row['sm_clock_mhz'] or '-':>5} MHz | GB/s: {peers}",
+    print(f"{row['operator']:20s} {row['rows']:>6d} x {row['columns']:<7d} {row['dtype']:8s} "
+          f"{row['us']['ours']:9.2f} us {row['gb_s']['ours']:6.0f} GB/s {row['share_of_copy']:6.1%} of copy "
+          f"{ratio:20s} {row['sm_clock_mhz'] or '-':>5} MHz | GB/s: {peers}",
           flush=True)
 
 
@@ -400,8 +423,8 @@ def svg(title: str, rows: List[Dict[str, Any]]) -> str:
 
 def plot(record: Dict[str, Any], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for operator in dict.fromkeys(r["operator"] for r in record["rows"]):
-        rows = [r for r in record["rows"] if r["operator"] == operator and r["rows"] > 100]
+    for operator in dict.fromkeys(r["operator"] for r in record["rows"] if "residual" not in r["operator"]):
+        rows = [r for r in record["rows"] if r["operator"] == operator and r["rows"] > 100 and r["dtype"] == "bfloat16"]
         name = "rows-" + operator.replace(" ", "-").replace("_", "-") + ".svg"
         (folder / name).write_text(svg(f"{operator} bfloat16, {record['device']}", rows))
 
