@@ -21,6 +21,9 @@ from . import rows_tuning as tuning
 
 _ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 _ANY_THREADS = 512   # block of the kernels for any width
+# Programmatic dependent launch: worth 0.5 us (docs/findings-rows.md) as timed kernel by kernel. Off until the operators
+# as a whole were run with it.
+DEPENDENT = False
 
 
 # ---- public ---------------------------------------------------------------------------------------------------------
@@ -156,7 +159,7 @@ def _run(kernel: jit.Kernel, grid: Tuple[int, int], device: torch.device, argume
 
 def _kernel(source: str, expression: str, x: Tensor, threads: int, shared: int = 0, cluster: int = 1) -> jit.Kernel:
     defines = (f"ELEMENT={_ELEMENTS[x.dtype]}",)
-    return jit.kernel(source, expression, _index(x), (threads, 1), shared, cluster, defines, True)
+    return jit.kernel(source, expression, _index(x), (threads, 1), shared, cluster, defines, DEPENDENT)
 
 
 def _planned(source: str, name: str, flags: str, plan: tuning.Plan, x: Tensor, streams: int, kept: int, floats: bool,
