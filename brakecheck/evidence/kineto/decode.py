@@ -12,6 +12,7 @@ import math
 import re
 from array import array
 from decimal import Decimal
+from operator import attrgetter
 from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Sequence, Tuple, Union
 
 import msgspec
@@ -37,11 +38,22 @@ _PLACES, _PROBE = 16, 1024  # where in a block old spellings are looked for: so 
 EXACT_MICROSECONDS = 2.0**43
 LARGEST_MICROSECONDS = 9.2e15  # int64 nanoseconds end here
 Table = Dict[str, array]
+_SIGNATURE, _GEOMETRY = attrgetter("shapes", "dtypes", "strides"), attrgetter("grid", "block")
 
 
-def _arguments_type(fields: Dict[str, Tuple[str, ...]], old: FrozenSet[str] = frozenset()) -> Any:
-    """old: those of the former names of fields that the trace uses."""
-    members = [(f, *((int, MISSING) if f in INTEGERS else (Raw, _EMPTY))) for f in fields]
+class _Told:
+    """Stands for a field whose value is not wanted: that it is there at all goes through `_tell`."""
+
+
+def _tell(kind: Any, value: Any) -> Any:
+    _Collectives.met = True
+    return kind()
+
+
+def _arguments_type(fields: Dict[str, Tuple[str, ...]], old: FrozenSet[str] = frozenset(),
+                    told: Optional[str] = None) -> Any:
+    """old: those of the former names of fields that the trace uses. told: a field that need only be noticed."""
+    members = [(f, *((int, MISSING) if f in INTEGERS else (_Told if f == told else Raw, _EMPTY))) for f in fields]
     names = {f: next((n for n in known if n in old), known[0]) for f, known in fields.items()}
     return msgspec.defstruct("Arguments", members, gc=False, rename=names.get)
 
@@ -83,8 +95,9 @@ def _decoder(collectives: bool, old: FrozenSet[str], exact: bool, phases: bool) 
     """collectives: with the fields of collectives, which make every event slower; else only one that tells of them.
     phases: see `_event_types`."""
     fields = _ALL_ARGUMENTS if collectives else {**ARGUMENTS, _TELLTALE: COMMUNICATION[_TELLTALE]}
-    event = (_event_types if phases else _event_type)(_arguments_type(fields, old), exact)
-    return msgspec.json.Decoder(List[event])  # type: ignore[valid-type]
+    arguments = _arguments_type(fields, old, None if collectives else _TELLTALE)
+    event = (_event_types if phases else _event_type)(arguments, exact)
+    return msgspec.json.Decoder(List[event], dec_hook=_tell)  # type: ignore[valid-type]
 
 
 class Block(msgspec.Struct):
@@ -143,8 +156,11 @@ def decode_typed(text: Any) -> Optional[Sequence[Any]]:
 
 def _decode(text: Any, old: FrozenSet[str], phases: bool) -> Sequence[Any]:
     collectives = _Collectives.seen
+    _Collectives.met = False
     events: Sequence[Any] = _decoder(collectives, old, False, phases).decode(text)
-    found = bool([True for e in events if e.args is not None and e.args.collective is not _EMPTY])
+    found = _Collectives.met  # a look at every event would cost a tenth of the decoding
+    if collectives:
+        found = bool([True for e in events if e.args is not None and e.args.collective is not _EMPTY])
     exact = any(e.ts >= EXACT_MICROSECONDS and e.ts % 1.0 for e in events[::64])
     if exact or found > collectives:
         events = _decoder(found, old, exact, phases).decode(text)
@@ -153,9 +169,11 @@ def _decode(text: Any, old: FrozenSet[str], phases: bool) -> Sequence[Any]:
 
 
 class _Collectives:
-    """Whether the latest block had collectives: the next one is decoded with their fields at once."""
+    """seen: whether the latest block had collectives; the next one is decoded with their fields at once. met: whether
+    the field that tells of them was there in what is being decoded."""
 
     seen = False
+    met = False
 
 
 def columns(events: Sequence[Any], block: Block) -> Block:
@@ -191,8 +209,7 @@ def columns(events: Sequence[Any], block: Block) -> Block:
     arguments = [e.args or _NO_ARGUMENTS for e in host]
     block.host = {
         "kind": kinds, **_common(host, names, threads), "external": array("q", [a.external for a in arguments]),
-        "signature": signatures.of([b"" if a.dtypes is _EMPTY and a.shapes is _EMPTY
-                                    else b"\0".join((a.shapes, a.dtypes, a.strides)) for a in arguments]),
+        "signature": signatures.of(map(b"\0".join, map(_SIGNATURE, arguments))),
         "message": _messages(arguments, messages)}
     arguments = [e.args or _NO_ARGUMENTS for e in runtime]
     block.runtime = {
@@ -208,8 +225,9 @@ def columns(events: Sequence[Any], block: Block) -> Block:
         "bytes": array("q", [a.bytes for a in arguments]),
         "geometry": _geometry(arguments, geometries), "message": _messages(arguments, messages)}
     block.spans = _common(spans, names, threads)
-    block.names, block.signatures, block.geometries = list(names), list(signatures), list(geometries)
-    block.threads, block.messages = list(threads), list(messages)
+    block.names, block.threads, block.messages = list(names), list(threads), list(messages)
+    block.signatures = [b"" if s.startswith(b"\0\0") else s for s in signatures]  # neither shapes nor dtypes
+    block.geometries = [b"" if g.startswith(b"\0") else g for g in geometries]
     return block
 
 
@@ -226,7 +244,7 @@ def _common(events: List[Any], names: Codes, threads: Codes) -> Table:
 
 
 def _geometry(arguments: List[Any], geometries: Codes) -> array:
-    return geometries.of([b"" if a.grid is _EMPTY else b"\0".join((a.grid, a.block)) for a in arguments])
+    return geometries.of(map(b"\0".join, map(_GEOMETRY, arguments)))
 
 
 def _messages(arguments: List[Any], messages: Codes) -> array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -87,9 +88,10 @@ def build(found: Collector, rank: Optional[int]) -> Tuple[pl.DataFrame, pl.DataF
     at = np.where(launch_of >= 0, row_of_runtime[np.maximum(launch_of, 0)] if len(row_of_runtime) else -1, -1)
     at = np.where(at >= 0, at, _by_external(device, host, row_of_host))
     facts["rows_without_operator"] = int((at < 0).sum())
-    kernels = _kernel_table(device, runtime, launch_of, at, calls, device_steps, spans, found, names, rank)
-    operators = _operator_table(calls, found, names, rank)
-    return kernels, operators, facts
+    with ThreadPoolExecutor(1) as beside:
+        operators = beside.submit(_operator_table, calls, found, names, rank)
+        kernels = _kernel_table(device, runtime, launch_of, at, calls, device_steps, spans, found, names, rank)
+        return kernels, operators.result(), facts
 
 
 def _launches(device: Table, runtime: Table) -> np.ndarray:
