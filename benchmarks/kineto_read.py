@@ -84,7 +84,7 @@ def measure(command: List[str], environment: Dict[str, str]) -> Dict[str, Any]:
         if pid:
             break
         peak = max(peak, sum(map(_resident, _family(process.pid))))
-        time.sleep(0.02)
+        time.sleep(0.1)  # a look takes a millisecond or two from readers that use every core
     seconds = time.perf_counter() - begun
     process.returncode = os.waitstatus_to_exitcode(status)
     out, err = process.communicate()
