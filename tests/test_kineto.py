@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from brakecheck.evidence import kineto
-from brakecheck.evidence.kineto import nest, ranks, repair, source
+from brakecheck.evidence.kineto import nest, ranks, repair, source, spawn
 from brakecheck.model import BrakecheckError, UsageError
 
 DATA = Path(__file__).parent / "data" / "kineto"
@@ -246,7 +246,7 @@ def test_recognise():
 
 def test_processes_give_the_same_as_one(tmp_path, monkeypatch):
     monkeypatch.setattr(source, "BLOCK", 1 << 16)
-    monkeypatch.setattr(source, "_LARGE", 0)
+    monkeypatch.setattr(spawn, "_LARGE", 0)
     events = [{**e, "ts": e["ts"] + 2000 * i, "args": {**e.get("args", {}), **{
         k: e["args"][k] + 100 * i for k in ("correlation", "External id") if k in e.get("args", {})}}}
         for i in range(300) for e in EVENTS]
@@ -257,14 +257,14 @@ def test_processes_give_the_same_as_one(tmp_path, monkeypatch):
 
 
 def test_a_process_that_dies_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(source, "_LARGE", 0)
+    monkeypatch.setattr(spawn, "_LARGE", 0)
     monkeypatch.setattr(sys, "executable", "false")
     with pytest.raises(BrakecheckError, match="ended early"):
         kineto.read(write(tmp_path), workers=2)
 
 
 def test_modules_in_the_working_directory_are_not_imported(tmp_path, monkeypatch):
-    monkeypatch.setattr(source, "_LARGE", 0)
+    monkeypatch.setattr(spawn, "_LARGE", 0)
     for name in ("json", "msgspec", "brakecheck"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit(3)")
     monkeypatch.chdir(tmp_path)
@@ -274,7 +274,7 @@ def test_modules_in_the_working_directory_are_not_imported(tmp_path, monkeypatch
 
 def test_an_error_in_progress_reaches_the_caller(tmp_path, monkeypatch):
     monkeypatch.setattr(source, "BLOCK", 1 << 12)
-    monkeypatch.setattr(source, "_LARGE", 0)
+    monkeypatch.setattr(spawn, "_LARGE", 0)
 
     def stop(path, share):
         raise KeyboardInterrupt
@@ -285,7 +285,7 @@ def test_an_error_in_progress_reaches_the_caller(tmp_path, monkeypatch):
 
 def test_damage_in_a_process_is_reported_with_its_offset(tmp_path, monkeypatch):
     monkeypatch.setattr(source, "BLOCK", 1 << 14)
-    monkeypatch.setattr(source, "_LARGE", 0)
+    monkeypatch.setattr(spawn, "_LARGE", 0)
     text = compact(EVENTS * 40).replace('"name":"splitk"', '"name":"split"k"x"')
     path = tmp_path / "t.json"
     path.write_text(text)

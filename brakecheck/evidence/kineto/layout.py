@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, Tuple
 
+BLOCK = 1 << 21     # bytes of events decoded at a time; small enough for the objects to stay in the cache
 MISSING = -(2**63)  # of an integer the trace does not give; becomes null in the tables
 
 # Category of an event -> what the reader makes of it.
@@ -65,3 +66,8 @@ DTYPE_BYTES: Dict[str, int] = {
     "BFloat16": 2, "ComplexHalf": 4, "ComplexFloat": 8, "ComplexDouble": 16, "Float8_e4m3fn": 1, "Float8_e5m2": 1,
     "Float8_e4m3fnuz": 1, "Float8_e5m2fnuz": 1, "UInt16": 2, "UInt32": 4, "UInt64": 8,
 }
+
+
+def is_packed(magic: bytes) -> bool:
+    """Whether a file that begins so is compressed: gzip or Zstandard."""
+    return magic[:2] == b"\x1f\x8b" or magic == b"\x28\xb5\x2f\xfd"

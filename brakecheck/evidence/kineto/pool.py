@@ -4,42 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import pickle
 import subprocess
-import sys
-import tempfile
 from mmap import mmap
-from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock, Thread
-from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
+from typing import Dict, Iterator, List, Optional, Tuple, Union
 
 from brakecheck.model import BrakecheckError
 
 from .decode import Block
 from .repair import Task, decode_block
-from .source import BLOCK
-
-_SLOT = 2 * BLOCK   # a longer block is decoded here
-_SLOTS = 3          # of a worker: one is decoded, the others wait, so that it need not
-_MOST = 16          # workers; reading feeds no more
-_PIPE = 1 << 20     # bytes a worker may be ahead with its answers, where the system lets it
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+from .spawn import SLOT as _SLOT
+from .spawn import SLOTS as _SLOTS
+from .spawn import Started
 
 
 @contextlib.contextmanager
-def decoding(blocks: Iterator[Task], workers: int) -> Iterator[Iterator[Block]]:
-    """The blocks decoded, in file order. One worker is this process; more are processes beside it, which begin at
-    once: what the caller does before it takes the first block happens meanwhile."""
+def decoding(blocks: Iterator[Task], started: Optional[Started]) -> Iterator[Iterator[Block]]:
+    """The blocks decoded, in file order: by the processes that were started, or in this one. They begin at once: what
+    the caller does before it takes the first block happens meanwhile."""
     collecting = gc.isenabled()
     gc.disable()  # decoded events hold no cycles, and there are millions
     try:
-        if workers > 1:
-            pool = _Pool(blocks, min(workers, _MOST))
+        if started is not None:
+            pool = _Pool(blocks, started)
             try:
                 yield pool.decoded()
             finally:
@@ -54,14 +43,13 @@ def decoding(blocks: Iterator[Task], workers: int) -> Iterator[Iterator[Block]]:
 class _Pool:
     """A thread for each worker fills its slots of a shared file in turn and takes its answers."""
 
-    def __init__(self, blocks: Iterator[Task], workers: int) -> None:
+    def __init__(self, blocks: Iterator[Task], started: Started) -> None:
         self.blocks, self.number, self.taking, self.stopped = blocks, 0, Lock(), False
         self.answers: SimpleQueue[Union[Tuple[int, Block], BaseException, None]] = SimpleQueue()
-        self.file = _shared_file(workers * _SLOTS * _SLOT)
-        self.memory = mmap(self.file.fileno(), workers * _SLOTS * _SLOT)
-        processes = [_start(self.file.fileno()) for _ in range(workers)]
+        self.file = started.file
+        self.memory = mmap(self.file.fileno(), len(started.processes) * _SLOTS * _SLOT)
         self.threads = [Thread(target=self._feed, args=(process, i * _SLOTS * _SLOT), daemon=True)
-                        for i, process in enumerate(processes)]
+                        for i, process in enumerate(started.processes)]
         for thread in self.threads:
             thread.start()
 
@@ -134,31 +122,3 @@ class _Pool:
                         pipe.close()
             process.wait()
             self.answers.put(None)
-
-
-def command(module: str, *arguments: str) -> List[str]:
-    """Runs main() of a module of this package in a Python like this one: it finds what this one finds, and nothing
-    that happens to lie in the working directory."""
-    path = [str(Path(__file__).resolve().parents[3]), *sys.path]
-    program = f"import sys; sys.path[:] = {path!r}; from {__package__}.{module} import main; main()"
-    return [sys.executable, "-S", "-c", program, *arguments]
-
-
-def _start(descriptor: int) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(command("worker", str(descriptor)), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                               stderr=subprocess.DEVNULL, pass_fds=(descriptor,))
-    with contextlib.suppress(ImportError, AttributeError, OSError):
-        import fcntl
-        assert process.stdout is not None
-        fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, _PIPE)
-    return process
-
-
-def _shared_file(size: int) -> Any:
-    """A file that lives in memory where the system has such (Linux), else in the temporary folder."""
-    if hasattr(os, "memfd_create"):
-        file: Any = os.fdopen(os.memfd_create("brakecheck"), "r+b")
-    else:
-        file = tempfile.TemporaryFile()  # noqa: SIM115
-    file.truncate(size)
-    return file

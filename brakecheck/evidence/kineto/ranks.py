@@ -16,8 +16,8 @@ import polars as pl
 from brakecheck.evidence.table import Problem, Recording
 from brakecheck.model import BrakecheckError
 
-from .pool import command
 from .reader import read_one, shares
+from .spawn import command
 
 Progress = Callable[[str, float], None]
 _SMALL = 64 << 20  # bytes of all files together; below, processes cost more than they save

@@ -1,4 +1,4 @@
-"""Files -> Recording. What loads numpy and polars is imported where it is used: while other processes decode."""
+"""Files -> Recording. What takes long to import is imported where it is used: while other processes start and work."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence,
 
 from brakecheck.model import BrakecheckError, UsageError
 
-from . import pool
-from .source import Trace
+from . import spawn
 
 if TYPE_CHECKING:
     from brakecheck.evidence.table import Problem, Recording
 
     from .collect import Collector
+    from .source import Trace
 
 Progress = Callable[[str, float], None]
 _SUFFIXES = (".json", ".json.gz", ".json.zst")
@@ -51,7 +51,7 @@ _TEXTS = {
 def read_traces(path: Union[str, Path, Sequence[Union[str, Path]]], progress: Optional[Progress] = None,
                 workers: Optional[int] = None) -> Recording:
     files = _files(path)
-    workers = pool.cores() if workers is None else workers
+    workers = spawn.cores() if workers is None else workers
     if len(files) == 1:
         return read_one(files[0], workers, progress)
     from .ranks import read_files
@@ -76,9 +76,18 @@ def _files(path: Union[str, Path, Sequence[Union[str, Path]]]) -> List[Path]:
 
 
 def read_one(path: Path, workers: int, progress: Optional[Progress]) -> Recording:
-    trace = Trace(path)
+    started = spawn.start(workers) if workers > 1 and spawn.is_large(path) else None
+    from . import pool
+    from .source import Trace
+
     try:
-        with pool.decoding(trace.blocks(), workers if trace.large else 1) as blocks:
+        trace = Trace(path)
+    except BaseException:
+        if started is not None:
+            started.close()
+        raise
+    try:
+        with pool.decoding(trace.blocks(), started) as blocks:
             from . import tables  # noqa: F401
             from .collect import Collector
             found = Collector()

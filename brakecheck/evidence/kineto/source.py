@@ -11,10 +11,9 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from brakecheck.model import BrakecheckError, UnavailableError
 
+from .layout import BLOCK, is_packed
 from .repair import BOUNDARY, Task
 
-BLOCK = 1 << 21     # bytes of events decoded at a time; small enough for the objects to stay in the cache
-_LARGE = 16 << 20   # bytes of a trace worth several processes; an eighth of it compressed
 _CHUNK = 1 << 15    # compressed bytes inflated at a time: to about half a block
 _HEAD = 64 << 20    # the metadata before the events may not be longer
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -33,7 +32,7 @@ class Stream:
         except OSError as error:
             raise BrakecheckError(f"cannot read the trace: {error.strerror}", str(path), "check the path") from error
         self.path, self.compressed_read, self.cut = path, 0, ""
-        self.pieces = self._inflated(magic) if magic[:2] == b"\x1f\x8b" or magic == b"\x28\xb5\x2f\xfd" else None
+        self.pieces = self._inflated(magic) if is_packed(magic) else None
         self.rest = memoryview(b"")  # of the latest piece
 
     def close(self) -> None:
@@ -126,11 +125,6 @@ class Trace:
     def fraction(self) -> float:
         """Share of the file that has been read."""
         return self.stream.compressed_read / max(self.stream.size, 1)
-
-    @property
-    def large(self) -> bool:
-        """Whether it is worth several processes: some tenths of a second to decode."""
-        return self.stream.size > (_LARGE >> 3 if self.stream.pieces is not None else _LARGE)
 
     def blocks(self) -> Iterator[Task]:
         """The events in pieces that end between two events; a piece is there until the next one is asked for. The final
