@@ -269,5 +269,6 @@ def test_a_small_budget_decides_some_cases_and_says_which_it_did_not_reach(tmp_p
     by_state = {d.operator: (d.state, d.reason) for d in compare_runs(run, run).deltas}
     assert not run.complete and len(by_state) == 3
     assert sorted(reason for _, reason in by_state.values()) == ["few-blocks", "not-measured", "not-measured"]
+    assert (tmp_path / "starts-a").stat().st_size == 1 + 2  # for its questions, and for two visits of one batch
     ample = controller([fake(tmp_path, "a"), fake(tmp_path, "b")], budget=60.0).run()
     assert ample.complete and set(states(ample).values()) == {State.SAME}

@@ -209,6 +209,8 @@ class Controller:
         while any(self.active.values()) and pairs < self.options.max_pairs:
             if pairs >= MIN_PAIRS and time.monotonic() >= until:
                 return False
+            if self._left() <= 0 and (number or pairs):  # before workers are started that would measure nothing
+                return False
             visits = [(arm, pair, self._take(arm)) for arm, pair in self._order(number, pairs)]
             if ahead:
                 self._start_ahead([arm for arm, _, _ in visits])
