@@ -279,6 +279,7 @@ class Controller:
                 answer = worker.ask(self._request(arm, pair, operator, case), self.options.limit)
             except WorkerLost as lost:
                 answer = {"ok": False, "state": lost.state, "message": lost.message}
+            if not answer["ok"] and answer["state"] in ("crash", "timeout"):  # the others must not pay for this case
                 worker = self._worker(arm)
             seconds = time.monotonic() - begin
             self.seconds["measuring"] += seconds

@@ -7,7 +7,8 @@ cannot corrupt an answer. Requests: hello, cases, ready, fingerprint, measure, e
     {"id": 1, "do": "hello", "device": "cpu", "ops": ["/path/my_ops.py"], "threads": 2, "mix": {"softmax": [{"M": 8}]}}
     {"id": 1, "ok": true, "result": {...}}
     {"id": 1, "ok": false, "state": "oom", "message": "...", "detail": "..."}
-state is one of: error, oom, missing (operator, implementation or import), unusable (the device).
+state is one of: error, oom, missing (operator, implementation or import), unusable (the device), crash (an error that
+the device does not recover from: the worker ends after this answer).
 """
 
 from __future__ import annotations
@@ -123,7 +124,8 @@ def answer(worker: Worker, request: Dict[str, Any]) -> Dict[str, Any]:
     except BaseException as problem:
         if isinstance(problem, KeyboardInterrupt):
             raise
-        return {"id": request.get("id"), "ok": False, "state": _state(problem),
+        lost = worker.in_use and worker.device is not None and not worker.device.works()
+        return {"id": request.get("id"), "ok": False, "state": "crash" if lost else _state(problem),
                 "message": f"{type(problem).__name__}: {problem}".strip()[:2000],
                 "detail": traceback.format_exc()[-4000:]}
 
@@ -141,9 +143,11 @@ def serve() -> None:
         request = json.loads(line)
         if request.get("do") == "exit":
             break
-        replies.write(json.dumps(answer(worker, request)) + "\n")
+        reply = answer(worker, request)
+        replies.write(json.dumps(reply) + "\n")
         replies.flush()
-    replies.flush()
+        if reply.get("state") == "crash":
+            break
     os._exit(0)  # libraries' exit handlers may hang, and nothing is left to do
 
 
