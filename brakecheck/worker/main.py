@@ -62,6 +62,8 @@ class Worker:
             from brakecheck.worker.cubins import kernel_operators
 
             self.operators.update(kernel_operators(self.operators, Path(request["cubins"])))
+        leaf = torch.zeros(1, requires_grad=True)
+        torch.autograd.grad(leaf.sum(), leaf)  # imports sympy, 2 s: while another worker measures, and in no visit
         gc.collect()
         gc.freeze()  # what was imported stays: collections during a visit need not walk through it
         self.device, self.in_use = Device(request.get("device", "cpu")), False
