@@ -76,7 +76,7 @@ def outputs(T, E, k):
     return [torch.empty(T, k, dtype=torch.int32, device="cuda"), torch.empty(T, k, device="cuda"), torch.empty(T, k, dtype=torch.int32, device="cuda"),
             torch.empty(E, dtype=torch.int32, device="cuda"), torch.empty(E + 1, dtype=torch.int32, device="cuda")]
 
-def spec(T, E, k, dt, bias, threads=512, group=16, lanes=None, defines=(), **_):
+def spec(T, E, k, dt, bias, lanes=None, defines=(), **_):
     plan = plans.router_plan(T, E, k, dt, bias is not None, 132)
     entry = plan.entry
     per = 4 if ", 8, " in entry else 2
@@ -86,11 +86,11 @@ def spec(T, E, k, dt, bias, threads=512, group=16, lanes=None, defines=(), **_):
     each = T if T <= 64 else max(16, plans.blocks(plans.blocks(T, 132), per) * per)
     grid = plans.blocks(T, each); sums = plans.blocks(E, 4) * 4
     shared = 4 * sums * (plans.blocks(each, 32) + 2) + 8 * each + 6 * each * k
-    return entry, each, grid, 1 << max(13, (shared - 1).bit_length()), (f"ROUTER_THREADS={threads}", f"ROUTER_GROUP={group}", *defines)
+    return entry, each, grid, 1 << max(13, (shared - 1).bit_length()), tuple(defines)
 
-def new(T, E, k, dt, bias, sigmoid, renorm, threads=512, state_row=0, **how):
-    entry, each, grid, shared, defines = spec(T, E, k, dt, bias, threads, **how)
-    kernel = make_router(HERE + "/exp_router.cu", entry, threads, shared, defines)
+def new(T, E, k, dt, bias, sigmoid, renorm, state_row=0, **how):
+    entry, each, grid, shared, defines = spec(T, E, k, dt, bias, **how)
+    kernel = make_router("router.cu", entry, 512, shared, defines)
     out = outputs(T, E, k)
     def call(x, state=state_row):
         kernel((grid, 1), [x, bias, *out, STATE[state], T, E, k, each, int(sigmoid), int(renorm), 1.0], stream())
@@ -115,35 +115,32 @@ def old(T, E, k, dt, bias, sigmoid, renorm):
 def same(a, b): return all(torch.equal(p, q) for p, q in zip(a, b))
 def variants(T, E, sig):
     found = {"new": {}}
-    if T > 16 and not sig:
-        found["1024"] = dict(threads=1024, state_row=1)
-        found["group 8"] = dict(group=8, state_row=2)
-        found["group 24"] = dict(group=24, state_row=3)
-        if E <= 256: found["16 lanes"] = dict(lanes=16, state_row=4)
-        if E == 256: found["4 lanes"] = dict(lanes=4, state_row=6)
-        if E <= 256: found["32 groups"] = dict(defines=("REGS2",), state_row=7)
-        found["1024, 16 lanes"] = dict(threads=1024, lanes=16, state_row=5)
+    if T > 16:
+        found["full sort"] = dict(defines=("FULL_SORT",), state_row=1)
+        if E <= 256: found["16 lanes"] = dict(lanes=16, state_row=2)
     return found
 
 CASES = [(8192,256,8,"float32","softmax"),(16384,256,8,"bfloat16","softmax"),(1,256,8,"float32","softmax"),(65536,256,8,"float32","softmax"),(2048,256,8,"float32","softmax"),(8192,64,8,"float32","softmax"),
-             (8192,512,10,"float32","softmax"),(8192,256,8,"float32","sigmoid"),(16384,256,8,"bfloat16","sigmoid"),(512,256,8,"float32","softmax"),(64,256,8,"float32","softmax"),(16,256,8,"float32","softmax"),(8192,128,8,"bfloat16","softmax")]
+             (8192,512,10,"float32","softmax"),(8192,256,8,"float32","sigmoid"),(2048,256,8,"float32","sigmoid"),(65536,256,8,"float32","sigmoid"),(1,256,8,"float32","sigmoid"),(1,256,8,"bfloat16","softmax"),(16384,256,8,"bfloat16","sigmoid"),(512,256,8,"float32","softmax"),(64,256,8,"float32","softmax"),(16,256,8,"float32","softmax"),(8192,128,8,"bfloat16","softmax")]
 
 def times():
     for T, E, k, dt, scoring in CASES:
         x = [torch.randn(T, E, generator=gen, device="cuda").to(F[dt]) for _ in range(copies_for(T * E * (4 if dt == "float32" else 2)))]
         sig = scoring == "sigmoid"; bias = torch.randn(E, device="cuda") * 0.1 if sig else None
         a = (T, E, k, dt, bias, sig, True)
-        ways = {"old": old(*a), **{n: new(*a, **how) for n, how in variants(T, E, sig).items()}}
+        ways = {"old": old(*a), **({n: new(*a, **how) for n, how in variants(T, E, sig).items()} if T > 1 else {})}
         if T == 1:
-            kernel = jit.kernel("router_one.cu", plans.router_one_entry(E, dt), dev, (32, 1)); out1 = outputs(T, E, k)
-            ways["one"] = lambda x: (kernel((1, 1), [x, bias, *out1, E, k, int(sig), 1, 1.0], stream()), out1)[1]
-            e = jit.kernel(HERE + "/exp_empty.cu", "empty", dev, (32, 1)); t = jit.kernel(HERE + "/exp_empty.cu", "touch", dev, (64, 1)); y = torch.empty(1024, device="cuda")
+            out1 = outputs(T, E, k)
+            for n in ONES: ways[n] = one(n, E, k, dt, bias, sig, True, out1)
+            for n, e in (("block", "touch_block"), ("warp", "touch")):
+                kern = jit.kernel(HERE + "/exp_empty.cu", e, dev, (256 if n == "block" else 64, 1)); y = torch.empty(4096, device="cuda")
+                ways["touch " + n] = lambda x, kern=kern, y=y: kern((1, 1), [x, y], stream())
+            e = jit.kernel(HERE + "/exp_empty.cu", "empty", dev, (32, 1))
             ways["empty"] = lambda x: e((1, 1), [y], stream())
-            ways["touch"] = lambda x: t((1, 1), [x, y], stream())
         ref = [t.clone() for t in ways["old"](x[0])]
         good = {}
         for n, f in list(ways.items()):
-            if n in ("empty", "touch"): continue
+            if n.startswith(("empty", "touch")): continue
             try:
                 f(x[1 % len(x)]); got = f(x[0]); torch.cuda.synchronize()
                 good[n] = same(ref[:1] + ref[2:], got[:1] + got[2:]) and float((ref[1] - got[1]).abs().max()) < 1e-5
@@ -156,35 +153,64 @@ def times():
         print(f"{T} x {E} k{k} {dt} {scoring}: " + "  ".join(f"{n} {v:.2f}{'' if good.get(n, True) else ' WRONG'}" for n, v in t.items()), flush=True)
         record.append({"case": [T, E, k, dt, scoring], "us": t, "good": good})
 
-def stamps():
-    names = ["loaded", "chosen(warp 0)", "all warps", "counted+published", "weights", "waited+added", "synced", "scan", "places"]
-    for T, dt in ((8192, "float32"), (16384, "bfloat16"), (64, "float32")):
-        plan = plans.router_plan(T, 256, 8, dt, False, 132)
-        for threads in (512, 1024):
-            image, mangled = jit.cached_cubin(HERE + "/exp_router.cu", plan.entry, "sm_90a", (f"ROUTER_THREADS={threads}", "STAMPS"))
-            module, f, ptr, size = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_size_t()
-            kernel = make_router(HERE + "/exp_router.cu", plan.entry, threads, 32768, (f"ROUTER_THREADS={threads}", "STAMPS"))
-            jit._call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(image))
-            jit._call("cuModuleGetFunction", ctypes.byref(f), module, mangled.encode())
-            jit._call("cuFuncSetAttribute", f, 8, 32768)
-            kernel._handle = f
-            jit._call("cuModuleGetGlobal_v2", ctypes.byref(ptr), ctypes.byref(size), module, b"stamps")
-            out = outputs(T, 256, 8); rows = []
-            xs = [torch.randn(T, 256, generator=gen, device="cuda").to(F[dt]) for _ in range(12)]
-            flush = torch.empty(64 << 20, device="cuda")
-            for rep in range(9):
-                flush.zero_()
-                for x in xs[:4] if rep else xs[:1]:
-                    kernel((plan.grid, 1), [x, None, *out, STATE[9], T, 256, 8, plan.each, 0, 1, 1.0], stream())
-                torch.cuda.synchronize()
-                host = (ctypes.c_longlong * (144 * 16))()
-                jit._call("cuMemcpyDtoH_v2", host, ptr, ctypes.c_size_t(144 * 16 * 8))
-                t = torch.tensor(list(host)).reshape(144, 16)[:plan.grid, :10]
-                if plan.grid == 1: t[:, 6] = t[:, 5]
-                rows.append((t[:, 1:] - t[:, :-1]).double().median(0).values)
-            med = torch.stack(rows[2:]).median(0).values
-            print(f"stamps {T} {dt} {threads}: total {int(med.sum())}  " + "  ".join(f"{n} {int(v)}" for n, v in zip(names, med)), flush=True)
-            record.append({"stamps": [T, dt, threads], "cycles": dict(zip(names, map(int, med)))})
+ONES = ("one", "block", "warp", "block_rep 1", "block_rep 2", "block_rep 3", "warp_rep 1", "warp_rep 2", "warp_rep 3")
+def one_spec(name, E, k, dt):
+    c = plans.CTYPES[dt]; base, _, rep = name.partition(" "); d = (f"REPEAT={rep}",) if rep else ()
+    if base == "one": return "router_one.cu", plans.router_one_entry(E, dt), 32, (), ()
+    if base.startswith("block"):
+        seg = next(s for s in (32, 16, 8, 4, 2, 1) if plans.blocks(E, s) >= k)
+        return HERE + f"/one_{base}.cu", f"router_one<{c}>", plans.blocks(E, 32) * 32, d, (seg,)
+    return HERE + f"/one_{base}.cu", f"router_one<{c}, {next(h for h in (1, 2, 4, 8, 16) if 32 * h >= E)}>", 32, d, (0,)
+def one(name, E, k, dt, bias, sig, renorm, out, scale=1.0):
+    source, entry, threads, d, more = one_spec(name, E, k, dt)
+    kernel = jit.Kernel(source, entry, dev, (threads, 1), 0, 1, d)
+    def call(x):
+        kernel((1, 1), [x, bias, *out, E, k, int(sig), int(renorm), scale, *more], stream())
+        return out
+    return call
+def ones():
+    n = ok = 0
+    for E, k in ((256, 8), (8, 2), (60, 6), (255, 16), (509, 10), (512, 16), (512, 8), (1, 1), (31, 16), (17, 16), (64, 8), (160, 1)):
+        for dt in F:
+            for name in ("block", "warp"):
+                for scoring, b, renorm in [("softmax", 0, True), ("softmax", 0, False), ("sigmoid", 1, True), ("softmax", 1, True), ("sigmoid", 0, False)]:
+                    for fill in ("normal", "equal", "nan", "-inf", "few", "masked"):
+                        x = torch.randn(1, E, generator=gen, device="cuda")
+                        x = {"normal": x, "equal": x * 0, "nan": x.masked_fill(x > x.max() - 0.01, float("nan")), "-inf": x * 0 - float("inf"), "few": (x * 2).round() / 2, "masked": x.masked_fill(x < 1, -float("inf"))}[fill].to(F[dt])
+                        bias = torch.randn(E, generator=gen, device="cuda") * (0.1 if scoring == "sigmoid" else 0.001) if b else None
+                        out = outputs(1, E, k); one(name, E, k, dt, bias, scoring == "sigmoid", renorm, out, 2.5)(x)
+                        ref = plans.route(x.double(), k, scoring, bias, renorm, 2.5)
+                        exact = plans.route(x.double(), k, scoring, bias, renorm, 2.5, out[0].long().clamp(0, E - 1))
+                        good = torch.allclose(out[1].double(), exact["weight"], rtol=1e-5, atol=1e-8, equal_nan=True) and all(torch.equal(o, exact[m]) for o, m in zip(out[2:], ("place", "counts", "offsets")))
+                        if torch.equal(out[0], ref["index"]): pass
+                        elif bias is None: good = False
+                        else:
+                            by = (x.double().sigmoid() if scoring == "sigmoid" else x.double().softmax(1)) + bias.double()
+                            good = good and bool(((out[0] == ref["index"]) | ((by.gather(1, out[0].long().clamp(0, E - 1)) - by.gather(1, ref["index"].long())).abs() < 1e-6)).all())
+                        n += 1; ok += good
+                        if not good: print("WRONG", E, k, dt, name, scoring, b, renorm, fill, flush=True)
+    print(f"ones: {ok} of {n} right", flush=True); record.append([ok, n])
+def captured():
+    from brakecheck.ops.load import load
+    from brakecheck.ops.make import Make
+    from timing import capture
+    found = load([])
+    for name in ("router", "grouped_gemm"):
+        op = found[name]
+        for case in op.cases:
+            i = op.make_inputs(case, Make("cuda", 1)); ref = op.compute_reference(case, **i); f = op.implementations["torch"]; f = getattr(f, "function", f)
+            try:
+                kept = []
+                g = capture([lambda: kept.append(f(case, **i))], 1); g.replay(); torch.cuda.synchronize(); out = kept[-1]
+                good = op.compare(case, i, ref, out) if name == "router" else float((out["out"].double() - ref["out"]).norm() / ref["out"].norm())
+                start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                ts = []
+                for _ in range(7): start.record(); g.replay(); end.record(); end.synchronize(); ts.append(start.elapsed_time(end) * 1e3)
+                print("captured", name, case.name, good, f"{statistics.median(ts):.1f} us", flush=True); record.append([name, case.name, str(good), ts])
+                if name == "grouped_gemm":
+                    t = {n: v.transpose(-1, -2).contiguous().transpose(-1, -2) if v.dim() > 1 else v for n, v in i.items()}
+                    o = f(case, **t); torch.cuda.synchronize(); print("  strided", float((o["out"].double() - ref["out"]).norm() / ref["out"].norm()), flush=True)
+            except Exception as err: print("captured", name, case.name, "FAILED", str(err)[:300], flush=True); record.append([name, case.name, str(err)[:300]])
 
 def compile_one(job):
     try:
@@ -195,14 +221,13 @@ def compile_one(job):
 def precompile():
     import multiprocessing
     jobs = {("router.cu", f"router<{c}, {b}, {l}, {h}>", ()) for c in plans.CTYPES.values() for b in (0, 1) for l in (8, 16) for h in (8, 16, 32)}
-    jobs |= {("router_one.cu", f"router_one<{c}, {h}>", ()) for c in plans.CTYPES.values() for h in (8, 16)}
+    jobs |= {(sp[0], sp[1], sp[3]) for E, k in ((256, 8), (8, 2), (60, 6), (512, 16), (17, 16), (100, 5), (300, 12)) for dt in F for n in ("one", "block", "warp") for sp in [one_spec(n, E, k, dt)]}
+    jobs |= {(sp[0], sp[1], sp[3]) for n in ONES for dt in F for sp in [one_spec(n, 256, 8, dt)]}
     for T, E, k, dt, scoring in CASES:
         for how in variants(T, E, scoring == "sigmoid").values():
             entry, _, _, _, defines = spec(T, E, k, dt, 1 if scoring == "sigmoid" else None, **how)
-            jobs.add((HERE + "/exp_router.cu", entry, defines))
-    for t in (512, 1024):
-        for c in plans.CTYPES.values(): jobs.add((HERE + "/exp_router.cu", f"router<{c}, 0, 8, 32>", (f"ROUTER_THREADS={t}", "STAMPS")))
-    for e in ("router<float, 0, 8, 32>", "router<unsigned short, 0, 8, 32>", "router<float, 0, 32, 8>", "router<float, 0, 8, 8>", "router<float, 0, 16, 32>", "router<float, 1, 8, 32>", "router<unsigned short, 1, 8, 32>", "router<unsigned short, 0, 8, 16>"):
+            jobs.add(("router.cu", entry, defines))
+    for e in ("router<float, 0, 8, 32>", "router<unsigned short, 0, 8, 32>", "router<float, 0, 32, 8>", "router<float, 0, 8, 8>", "router<float, 0, 16, 32>", "router<float, 1, 8, 32>", "router<unsigned short, 1, 8, 32>", "router<unsigned short, 0, 8, 16>", "router<float, 1, 32, 8>", "router<unsigned short, 0, 32, 8>"):
         jobs.add((HERE + "/old_router.cu", e, ()))
     jobs = sorted(jobs, key=lambda j: ", 1, " not in j[1])
     with multiprocessing.get_context("fork").Pool(16) as pool: pool.map(compile_one, jobs, 1)

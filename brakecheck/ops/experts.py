@@ -15,10 +15,15 @@ def one_by_one(x: Any, w: Any, offsets: Any) -> Any:
 
 
 def grouped(x: Any, w: Any, offsets: Any) -> Any:
-    """The same in one call, where this torch has one (2.8) that takes these shapes: rows of whole 16 bytes."""
+    """The same in one call, where this torch has one (2.8). It takes rows of whole 16 bytes: others are padded with
+    zeros. Rows that do not lie together it would refuse by an assertion on the device, which ends the process."""
     import torch
 
-    each = 16 // x.element_size()
-    if not hasattr(torch, "_grouped_mm") or w.shape[1] % each or w.shape[2] % each:
+    if not hasattr(torch, "_grouped_mm"):
         return one_by_one(x, w, offsets)
-    return torch._grouped_mm(x, w.transpose(1, 2), offs=offsets[1:])
+    each, (n, k) = 16 // x.element_size(), w.shape[1:]
+    if n % each or k % each:
+        x = torch.nn.functional.pad(x, (0, -k % each))
+        w = torch.nn.functional.pad(w, (0, -k % each, 0, -n % each))
+    out = torch._grouped_mm(x.contiguous(), w.transpose(1, 2), offs=offsets[1:])
+    return out[:, :n].contiguous()

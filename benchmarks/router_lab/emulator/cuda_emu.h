@@ -17,7 +17,7 @@
 #define __launch_bounds__(...)
 #define __shared__ static
 #define __align__(n)
-struct uint4 { unsigned x, y, z, w; }; struct float2 { float x, y; }; struct float4 { float x, y, z, w; };
+struct uint4 { unsigned x, y, z, w; }; struct float2 { float x, y; }; struct int4 { int x, y, z, w; }; struct ulonglong2 { unsigned long long x, y; }; inline int4 make_int4(int a, int b, int c, int d) { return {a, b, c, d}; } struct float4 { float x, y, z, w; };
 inline uint4 make_uint4(unsigned a, unsigned b, unsigned c, unsigned d) { return {a, b, c, d}; }
 inline float2 make_float2(float a, float b) { return {a, b}; }
 struct Dim { unsigned x; };
@@ -52,14 +52,16 @@ template <class T> T __shfl_up_sync(unsigned, T v, int d, int width = 32) { T a[
 template <class T> T __shfl_down_sync(unsigned, T v, int d, int width = 32) { T a[32]; gather(v, a); return L() % width + d < width ? a[L() + d] : v; }
 inline unsigned __ballot_sync(unsigned, int p) { int a[32]; gather(p, a); unsigned r = 0; for (int i = 0; i < 32; i++) r |= (a[i] != 0) << i; return r; }
 inline int __any_sync(unsigned m, int p) { return __ballot_sync(m, p) != 0; }
-inline unsigned __reduce_max_sync(unsigned, unsigned v) { unsigned a[32]; gather(v, a); for (auto x : a) v = max(v, x); return v; }
-inline unsigned __reduce_min_sync(unsigned, unsigned v) { unsigned a[32]; gather(v, a); for (auto x : a) v = min(v, x); return v; }
+inline unsigned __reduce_max_sync(unsigned m, unsigned v) { unsigned a[32]; gather(v, a); for (int i = 0; i < 32; i++) if (m >> i & 1) v = max(v, a[i]); return v; }
+inline unsigned __reduce_min_sync(unsigned m, unsigned v) { unsigned a[32]; gather(v, a); for (int i = 0; i < 32; i++) if (m >> i & 1) v = min(v, a[i]); return v; }
 inline unsigned __reduce_add_sync(unsigned, unsigned v) { unsigned a[32], s = 0; gather(v, a); for (auto x : a) s += x; return s; }
+inline float emu_tanh(float x) { static int n; n = n * 1103515245 + 12345; return tanhf(x) * (1 + (n >> 16 & 1 ? 1 : -1) * 0x1p-11f); }
 template <class T> T atomicAdd(T* p, T v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
 inline unsigned atomicOr(unsigned* p, unsigned v) { return __atomic_fetch_or(p, v, __ATOMIC_RELAXED); }
 // packed
 inline float lo_(unsigned a) { return __uint_as_float(a << 16); } inline float hi_(unsigned a) { return __uint_as_float(a & 0xffff0000u); }
 inline unsigned pk_(float l, float h) { return __float_as_uint(l) >> 16 | (__float_as_uint(h) & 0xffff0000u); }
+inline float maxnan(float a, float b);
 inline unsigned emu_max(unsigned a, unsigned b) { return pk_(fmaxf(lo_(a), lo_(b)), fmaxf(hi_(a), hi_(b))); }
 inline unsigned emu_min(unsigned a, unsigned b) { return pk_(fminf(lo_(a), lo_(b)), fminf(hi_(a), hi_(b))); }
 inline float maxnan(float a, float b) { return a != a ? __uint_as_float(0x7fff0000u) : b != b ? __uint_as_float(0x7fff0000u) : fmaxf(a, b); }

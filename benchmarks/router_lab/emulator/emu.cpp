@@ -47,7 +47,10 @@ template <class X, int B, int LANES, int EACH> void call(const Test& t, const X*
 }
 template <class X, int B> void pick(const Test& t, int lanes, const X* x, const float* bias, int* i, float* w, int* p, int* c, int* o) {
   if (t.T == 1 && lanes == 0) { body = [=] { if (t.E <= 256) one::router_one<X, 8>(x, bias, i, w, p, c, o, t.E, t.k, t.sigmoid, t.renorm, 2.5f); else one::router_one<X, 16>(x, bias, i, w, p, c, o, t.E, t.k, t.sigmoid, t.renorm, 2.5f); }; if (run_grid(1, 32)) failures++; return; }
-  if (lanes == 4) { if constexpr (!B) call<X, B, 4, 64>(t, x, bias, i, w, p, c, o); return; }
+  if (lanes == 1) { int segment = 32; while ((t.E + segment - 1) / segment < t.k) segment /= 2; body = [=] { one_block::router_one<X>(x, bias, i, w, p, c, o, t.E, t.k, t.sigmoid, t.renorm, 2.5f, segment); }; if (run_grid(1, (t.E + 31) / 32 * 32)) failures++; return; }
+  if (lanes == 2) { body = [=] {
+#define ONE(N) if (t.E <= 32 * N) return one_warp::router_one<X, N>(x, bias, i, w, p, c, o, t.E, t.k, t.sigmoid, t.renorm, 2.5f, 0)
+    ONE(1); ONE(2); ONE(4); ONE(8); ONE(16); }; if (run_grid(1, 32)) failures++; return; }
   int held = lanes * 8 >= t.E ? 8 : lanes * 16 >= t.E ? 16 : 32;
   if (lanes == 8) { if (held == 8) call<X, B, 8, 8>(t, x, bias, i, w, p, c, o); else if (held == 16) call<X, B, 8, 16>(t, x, bias, i, w, p, c, o); else call<X, B, 8, 32>(t, x, bias, i, w, p, c, o); }
   else { if (held == 8) call<X, B, 16, 8>(t, x, bias, i, w, p, c, o); else if (held == 16) call<X, B, 16, 16>(t, x, bias, i, w, p, c, o); else call<X, B, 16, 32>(t, x, bias, i, w, p, c, o); }
@@ -104,13 +107,17 @@ int main(int argc, char** argv) {
   setbuf(stdout, nullptr);
   STATE = shared_array<unsigned long long>(2 + 2 * 9 * 256 + 144 * 256);
   bool quick = argc > 1;
-  int shapes[][4] = {{1,256,8,0},{1,8,2,0},{1,60,6,0},{1,255,16,0},{1,509,10,0},{1,1,1,0},{2,256,8,8},{17,33,4,8},{64,256,8,8},{100,256,8,8},{131,60,6,8},{90,255,16,16},{70,509,10,16},{66,8,2,8},{300,128,8,8},{100,256,8,4},{150,256,8,4},{67,1,1,8},{130,512,16,16}};
-  for (auto& s : shapes) for (int half = 0; half < 2; half++) for (int mode = 0; mode < 4; mode++) {
-    if (s[3] == 4 && (mode == 2 || mode == 3)) continue;
-    test({s[0], s[1], s[2], half == 1, mode >= 2, mode == 2, mode != 1, "normal"}, s[3]); if (quick) break; }
+  std::vector<std::array<int, 4>> shapes;
+  int ones[][3] = {{1,256,8},{1,8,2},{1,60,6},{1,255,16},{1,509,10},{1,512,16},{1,512,8},{1,1,1},{1,31,16},{1,17,16},{1,64,8},{1,160,1}};
+  for (auto& s : ones) for (int way = 0; way < 3; way++) shapes.push_back({s[0], s[1], s[2], way});
+  if (argc > 2) shapes.clear();
+  for (auto s : std::vector<std::array<int, 4>>{{2,256,8,8},{17,33,4,8},{64,256,8,8},{100,256,8,8},{131,60,6,8},{90,255,16,16},{70,509,10,16},{66,8,2,8},{100,128,8,8},{67,1,1,8},{80,512,16,16},{70,256,8,16},{130,255,7,8}}) shapes.push_back(s);
+  for (auto& s : shapes) for (int half = 0; half < 2; half++) for (int mode = 0; mode < 5; mode++) {
+    test({s[0], s[1], s[2], half == 1, mode >= 2 && mode < 4, mode == 2 || mode == 4, mode != 1 && mode != 4, "normal"}, s[3]); if (quick && argc == 2) break; }
   printf("%d shapes, %d failures\n", ran, failures);
-  for (const char* f : {"equal", "few", "masked", "infrows", "nan", "big", "tiny", "huge", "zeros"}) for (auto& s : {std::array<int,4>{1,256,8,0}, {100,256,8,8}, {100,100,5,8}, {80,300,12,16}, {100,256,8,4}, {1,300,12,0}}) for (int half = 0; half < 2; half++)
+  for (const char* f : {"equal", "few", "masked", "infrows", "nan", "big", "tiny", "huge", "zeros"}) for (auto& s : {std::array<int,4>{1,256,8,0}, {1,256,8,1}, {1,256,8,2}, {1,300,12,1}, {1,300,12,2}, {1,100,5,1}, {1,100,5,2}, {1,300,12,0}, {70,256,8,8}, {66,100,5,8}, {66,300,12,16}}) for (int half = 0; half < 2; half++) {
     test({s[0], s[1], s[2], half == 1, false, false, true, f}, s[3]);
+    if (std::string(f) != "huge" && std::string(f) != "big") test({s[0], s[1], s[2], half == 1, true, true, true, f}, s[3]); }
   printf("%d in all, %d failures\n", ran, failures);
   return failures != 0;
 }

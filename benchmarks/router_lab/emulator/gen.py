@@ -7,7 +7,7 @@ def conv(s):
     s=re.sub(r'#include "[^"]*"','',s)
     s=s.replace('extern __shared__ __align__(16) unsigned dynamic[];','static unsigned dynamic[1 << 16] __attribute__((aligned(16)));')
     # asm -> calls
-    table={'max.bf16x2':'d = emu_max(a, b);','max.NaN.bf16x2':'d = emu_maxnan(a, b);','min.bf16x2':'d = emu_min(a, b);','set.ge.u32.bf16x2':'d = emu_ge(a, b);',
+    table={'ex2.approx.ftz.f32':'y = expf(0.0f) * exp2f(x * 1.44269504f);','rcp.approx.ftz.f32':'y = 1.0f / x;','tanh.approx.f32':'y = emu_tanh(x);','max.NaN.f32':'d = maxnan(a, b);','bmsk.clamp.b32':'d = n >= 32 ? ~0u : (1u << n) - 1;','max.bf16x2':'d = emu_max(a, b);','max.NaN.bf16x2':'d = emu_maxnan(a, b);','min.bf16x2':'d = emu_min(a, b);','set.ge.u32.bf16x2':'d = emu_ge(a, b);',
       'prmt.b32':'d = emu_prmt(a, b, how);','cvt.rn.bf16.f32':'h = emu_bf(x);','cvt.rn.bf16x2.f32':'pair = emu_bf(low) | emu_bf(high) << 16;',
       'ld.relaxed.gpu.global.u64':'v = emu_look(word);','st.relaxed.gpu.global.u64':'__atomic_store_n(word, v, __ATOMIC_RELAXED);','red.relaxed.gpu.global.add.u64':'__atomic_fetch_add(word, v, __ATOMIC_RELAXED);'}
     def f(m):
@@ -18,4 +18,5 @@ out='#include "cuda_emu.h"\n'
 for n in ('warp.cuh','router.cuh','router.cu'): out+=conv((R / n).read_text())
 one=conv((R / 'router_one.cu').read_text())
 out+='\nnamespace one {\n'+one+'\n}\n'
+for n in ('one_block', 'one_warp'): out+='\nnamespace '+n+' {\n'+conv((R / '../../../benchmarks/router_lab' / (n+'.cu')).read_text())+'\n}\n'
 open('emu_kernels.h','w').write(out)
