@@ -116,12 +116,11 @@ def same(a, b): return all(torch.equal(p, q) for p, q in zip(a, b))
 def variants(T, E, sig):
     found = {"new": {}}
     if T > 16:
-        found["full sort"] = dict(defines=("FULL_SORT",), state_row=1)
-        if E <= 256: found["16 lanes"] = dict(lanes=16, state_row=2)
+        if sig and E <= 256: found["16 lanes"] = dict(lanes=16, state_row=2)
     return found
 
 CASES = [(8192,256,8,"float32","softmax"),(16384,256,8,"bfloat16","softmax"),(1,256,8,"float32","softmax"),(65536,256,8,"float32","softmax"),(2048,256,8,"float32","softmax"),(8192,64,8,"float32","softmax"),
-             (8192,512,10,"float32","softmax"),(8192,256,8,"float32","sigmoid"),(2048,256,8,"float32","sigmoid"),(65536,256,8,"float32","sigmoid"),(1,256,8,"float32","sigmoid"),(1,256,8,"bfloat16","softmax"),(16384,256,8,"bfloat16","sigmoid"),(512,256,8,"float32","softmax"),(64,256,8,"float32","softmax"),(16,256,8,"float32","softmax"),(8192,128,8,"bfloat16","softmax")]
+             (8192,512,10,"float32","softmax"),(8192,256,8,"float32","sigmoid"),(2048,256,8,"float32","sigmoid"),(65536,256,8,"float32","sigmoid"),(1,256,8,"float32","sigmoid"),(1,256,8,"bfloat16","softmax"),(1,512,10,"float32","softmax"),(64,256,8,"float32","sigmoid"),(8192,64,8,"float32","sigmoid"),(8192,512,10,"float32","sigmoid"),(16384,256,8,"bfloat16","sigmoid"),(512,256,8,"float32","softmax"),(64,256,8,"float32","softmax"),(16,256,8,"float32","softmax"),(8192,128,8,"bfloat16","softmax")]
 
 def times():
     for T, E, k, dt, scoring in CASES:
@@ -153,10 +152,12 @@ def times():
         print(f"{T} x {E} k{k} {dt} {scoring}: " + "  ".join(f"{n} {v:.2f}{'' if good.get(n, True) else ' WRONG'}" for n, v in t.items()), flush=True)
         record.append({"case": [T, E, k, dt, scoring], "us": t, "good": good})
 
-ONES = ("one", "block", "warp", "block_rep 1", "block_rep 2", "block_rep 3", "warp_rep 1", "warp_rep 2", "warp_rep 3")
+ONES = ("one", "block", "warp", "together 4", "together 16")
 def one_spec(name, E, k, dt):
     c = plans.CTYPES[dt]; base, _, rep = name.partition(" "); d = (f"REPEAT={rep}",) if rep else ()
-    if base == "one": return "router_one.cu", plans.router_one_entry(E, dt), 32, (), ()
+    if base in ("one", "together"):
+        entry, threads, shift = plans.router_one_plan(E, k, dt)
+        return ("router_one.cu" if base == "one" else HERE + "/one_together.cu"), entry, threads, tuple(x.replace("REPEAT", "T") for x in d), (shift,)
     if base.startswith("block"):
         seg = next(s for s in (32, 16, 8, 4, 2, 1) if plans.blocks(E, s) >= k)
         return HERE + f"/one_{base}.cu", f"router_one<{c}>", plans.blocks(E, 32) * 32, d, (seg,)
@@ -172,7 +173,7 @@ def ones():
     n = ok = 0
     for E, k in ((256, 8), (8, 2), (60, 6), (255, 16), (509, 10), (512, 16), (512, 8), (1, 1), (31, 16), (17, 16), (64, 8), (160, 1)):
         for dt in F:
-            for name in ("block", "warp"):
+            for name in ("one",):
                 for scoring, b, renorm in [("softmax", 0, True), ("softmax", 0, False), ("sigmoid", 1, True), ("softmax", 1, True), ("sigmoid", 0, False)]:
                     for fill in ("normal", "equal", "nan", "-inf", "few", "masked"):
                         x = torch.randn(1, E, generator=gen, device="cuda")
@@ -221,13 +222,13 @@ def compile_one(job):
 def precompile():
     import multiprocessing
     jobs = {("router.cu", f"router<{c}, {b}, {l}, {h}>", ()) for c in plans.CTYPES.values() for b in (0, 1) for l in (8, 16) for h in (8, 16, 32)}
-    jobs |= {(sp[0], sp[1], sp[3]) for E, k in ((256, 8), (8, 2), (60, 6), (512, 16), (17, 16), (100, 5), (300, 12)) for dt in F for n in ("one", "block", "warp") for sp in [one_spec(n, E, k, dt)]}
-    jobs |= {(sp[0], sp[1], sp[3]) for n in ONES for dt in F for sp in [one_spec(n, 256, 8, dt)]}
+    jobs |= {(sp[0], sp[1], sp[3]) for E, k in ((256, 8), (8, 2), (60, 6), (512, 16), (17, 16), (100, 5), (300, 12)) for dt in F for n in ("one",) for sp in [one_spec(n, E, k, dt)]}
+    jobs |= {(sp[0], sp[1], sp[3]) for n in ONES for dt in F for E, k in ((256, 8), (512, 10)) for sp in [one_spec(n, E, k, dt)]}
     for T, E, k, dt, scoring in CASES:
         for how in variants(T, E, scoring == "sigmoid").values():
             entry, _, _, _, defines = spec(T, E, k, dt, 1 if scoring == "sigmoid" else None, **how)
             jobs.add(("router.cu", entry, defines))
-    for e in ("router<float, 0, 8, 32>", "router<unsigned short, 0, 8, 32>", "router<float, 0, 32, 8>", "router<float, 0, 8, 8>", "router<float, 0, 16, 32>", "router<float, 1, 8, 32>", "router<unsigned short, 1, 8, 32>", "router<unsigned short, 0, 8, 16>", "router<float, 1, 32, 8>", "router<unsigned short, 0, 32, 8>"):
+    for e in ("router<float, 0, 8, 32>", "router<unsigned short, 0, 8, 32>", "router<float, 0, 32, 8>", "router<float, 0, 8, 8>", "router<float, 0, 16, 32>", "router<float, 1, 8, 32>", "router<unsigned short, 1, 8, 32>", "router<unsigned short, 0, 8, 16>", "router<float, 1, 32, 8>", "router<unsigned short, 0, 32, 8>", "router<float, 0, 32, 16>", "router<float, 1, 8, 8>", "router<float, 1, 16, 32>"):
         jobs.add((HERE + "/old_router.cu", e, ()))
     jobs = sorted(jobs, key=lambda j: ", 1, " not in j[1])
     with multiprocessing.get_context("fork").Pool(16) as pool: pool.map(compile_one, jobs, 1)

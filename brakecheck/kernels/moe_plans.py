@@ -4,7 +4,7 @@ by the torch operators (moe.py)."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict
+from typing import Any, Dict, Tuple
 
 ROUTER_THREADS, MOST_EXPERTS, MOST_K = 512, 512, 16  # as in router.cu, and so are the next three lines
 STATIC_SHARED = 20 << 10  # bytes at most, of router.cu
@@ -46,8 +46,10 @@ def router_plan(tokens: int, experts: int, k: int, dtype: str, bias: bool, sms: 
     return RouterPlan(f"router<{CTYPES[dtype]}, {int(bias)}, {lanes}, {held}>", grid, each, shared)
 
 
-def router_one_entry(experts: int, dtype: str) -> str:
-    return f"router_one<{CTYPES[dtype]}, {8 if experts <= 256 else 16}>"
+def router_one_plan(experts: int, k: int, dtype: str) -> Tuple[str, int, int]:
+    """Instantiation, threads, and the logarithm of the segments' length: the longest that leaves at least k of them."""
+    shift = next(s for s in (5, 4, 3, 2, 1, 0) if blocks(experts, 1 << s) >= k)
+    return f"router_one<{CTYPES[dtype]}>", blocks(experts, 32) * 32, shift
 
 
 def route(logits: Any, k: int, scoring: str, bias: Any, renormalise: bool, scale: float,
@@ -59,9 +61,9 @@ def route(logits: Any, k: int, scoring: str, bias: Any, renormalise: bool, scale
 
     bad, empty = logits.isnan().any(1, keepdim=True), (logits == -float("inf")).all(1, keepdim=True)
     known = logits.masked_fill(bad | empty, 0.0)  # all equal: experts 0 .. k-1
-    score = known.sigmoid() if scoring == "sigmoid" else known.softmax(1)
+    score = (known.sigmoid() if scoring == "sigmoid" else known.softmax(1)).masked_fill(empty, 0.0)
     if index is None:
-        by = known if bias is None else (score + bias.to(score.dtype)).masked_fill(bad | empty, 0.0)
+        by = known if bias is None else (score + bias.to(score.dtype)).masked_fill(bad, 0.0)
         index = by.sort(dim=1, descending=True, stable=True).indices[:, :k]
     weight = score.gather(1, index)
     if renormalise:

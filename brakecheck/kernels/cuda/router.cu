@@ -79,11 +79,7 @@ __device__ __forceinline__ unsigned floor_of(unsigned (&v)[REGS], int lane, int 
   for (int size = 2; size <= 8; size *= 2)
 #pragma unroll
     for (int stride = size / 2; stride > 0; stride /= 2) compare_exchange(size, stride);
-#ifdef FULL_SORT
-  if constexpr (false) {
-#else
   if constexpr (LANES == 8) {
-#endif
 #pragma unroll
     for (int r = 0; r < REGS; r++) v[r] = larger(v[r], permute_bytes(v[r], v[r], SWAP));  // 8 largest of each 16
 #pragma unroll
@@ -234,7 +230,7 @@ struct Exchange {
 // the same time need states of their own. each: tokens a block, at most 4095. At most 512 experts, k at most LANES and at
 // most `experts`, at most 144 blocks, all resident. Dynamic shared memory: the arrays at the start of the kernel,
 // 4 sums (words + 2) + 8 each + 6 each k bytes.
-// A row with a NaN gets experts 0 .. k-1 and NaN weights; a row of -inf gets experts 0 .. k-1 and weights 0.
+// A row with a NaN gets experts 0 .. k-1 and NaN weights; in a row of -inf all scores and weights are 0.
 template <typename T, int BIASED, int LANES, int EACH>
 __global__ void __launch_bounds__(THREADS, 1)
     router(const T* __restrict__ logits, const float* __restrict__ bias, int* __restrict__ index,
