@@ -134,6 +134,13 @@ def test_crash_is_a_state_and_a_device_that_is_not_there_is_never_replaced():
     assert lost.value.state == "crash" and dying.process.poll() is not None
 
 
+def test_after_an_error_that_the_device_does_not_recover_from_the_worker_ends():
+    poisoned = WorkerProcess(HERE, HELLO)
+    answer = ask(poisoned, "poison", "trouble", "n=1024")
+    assert answer["state"] == "crash" and "device-side assert" in answer["message"]
+    assert poisoned.process.wait(timeout=10) == 0
+
+
 def test_a_python_without_torch_says_so(tmp_path):
     bare = WorkerProcess(Environment("env:bare", "bare", (sys.executable, "-S", "-I")), HELLO)
     answer = bare.ask({"do": "cases"}, 60)

@@ -157,7 +157,7 @@ def one_spec(name, E, k, dt):
     c = plans.CTYPES[dt]; base, _, rep = name.partition(" "); d = (f"REPEAT={rep}",) if rep else ()
     if base in ("one", "together"):
         entry, threads, shift = plans.router_one_plan(E, k, dt)
-        return ("router_one.cu" if base == "one" else HERE + "/one_together.cu"), entry, threads, tuple(x.replace("REPEAT", "T") for x in d), (shift,)
+        return ("router_one.cu" if base == "one" else HERE + "/one_together.cu"), entry, threads, tuple(x.replace("REPEAT", "TOG") for x in d), (shift,)
     if base.startswith("block"):
         seg = next(s for s in (32, 16, 8, 4, 2, 1) if plans.blocks(E, s) >= k)
         return HERE + f"/one_{base}.cu", f"router_one<{c}>", plans.blocks(E, 32) * 32, d, (seg,)

@@ -6,7 +6,7 @@
 #include "router.cuh"
 
 constexpr int MOST = 512;      // experts
-constexpr int TOGETHER = T;    // candidates that are compared at a time
+constexpr int TOGETHER = TOG;    // candidates that are compared at a time
 constexpr unsigned BAD = ~0u;  // of a NaN: above the bits of every score
 
 __device__ __forceinline__ float max_over_block(float v, float* part) {

@@ -16,7 +16,7 @@ def one_by_one(x: Any, w: Any, offsets: Any) -> Any:
 
 def grouped(x: Any, w: Any, offsets: Any) -> Any:
     """The same in one call, where this torch has one (2.8). It takes rows of whole 16 bytes: others are padded with
-    zeros. Rows that do not lie together it would refuse by an assertion on the device, which ends the process."""
+    zeros."""
     import torch
 
     if not hasattr(torch, "_grouped_mm"):
@@ -25,5 +25,6 @@ def grouped(x: Any, w: Any, offsets: Any) -> Any:
     if n % each or k % each:
         x = torch.nn.functional.pad(x, (0, -k % each))
         w = torch.nn.functional.pad(w, (0, -k % each, 0, -n % each))
-    out = torch._grouped_mm(x.contiguous(), w.transpose(1, 2), offs=offsets[1:])
-    return out[:, :n].contiguous()
+    # Of columns that lie together it wants a multiple of 16 bytes from every expert, and asserts that on the device.
+    x, w = (t if t.stride(-1) == 1 else t.contiguous() for t in (x, w))
+    return torch._grouped_mm(x, w.transpose(1, 2), offs=offsets[1:])[:, :n].contiguous()

@@ -52,13 +52,14 @@ __device__ __forceinline__ unsigned permute_bytes(unsigned a, unsigned b, unsign
   return d;
 }
 
-// A floor that at least k of the values reach which LANES lanes hold in both halves of REGS registers, in both halves of
-// the result, in every lane. LANES REGS = 16. The k-th largest, but with 8 lanes the eighth: k is at most 8, and there are
-// fewer steps. Low halves are sorted falling, high halves rising (position lane REGS + register), so that the larger of the
-// two at each position are the larger half of all.
+// A floor that at least k of 32 values reach, in both halves of the result, in every lane. The values lie in both halves
+// of REGS registers of LANES lanes. With 16 lanes it is the k-th largest; with 8, where k is at most 8, it is the eighth,
+// which takes fewer steps. Low halves are sorted falling, high halves rising (position: lane REGS + register), so that the
+// larger of the two at each position are the larger half of all.
 template <int LANES, int REGS>
 __device__ __forceinline__ unsigned floor_of(unsigned (&v)[REGS], int lane, int k) {
-  constexpr unsigned FALLING = 0x7610, RISING = 0x3254, SWAP = 0x1032;  // bytes of (larger, smaller): which half takes which
+  static_assert(LANES * REGS == 16 && (LANES == 8 || LANES == 16), "32 values");
+  constexpr unsigned FALLING = 0x7610, RISING = 0x3254, SWAP = 0x1032;  // which bytes of (larger, smaller) go where
   auto compare_exchange = [&](int size, int stride) {
 #pragma unroll
     for (int r = 0; r < REGS; r++) {
@@ -84,38 +85,26 @@ __device__ __forceinline__ unsigned floor_of(unsigned (&v)[REGS], int lane, int 
     for (int r = 0; r < REGS; r++) v[r] = larger(v[r], permute_bytes(v[r], v[r], SWAP));  // 8 largest of each 16
 #pragma unroll
     for (int stride = 4; stride > 0; stride /= 2) compare_exchange(16, stride);
-    unsigned least = 0;
 #pragma unroll
     for (int r = 0; r < REGS; r++) {
       const unsigned other = __shfl_xor_sync(FULL_WARP, v[r], 8 / REGS);
-      v[r] = larger(v[r], permute_bytes(other, other, SWAP));
-      least = r == 0 ? v[r] : smaller(least, v[r]);
+      v[r] = larger(v[r], permute_bytes(other, other, SWAP));  // of all
     }
+    unsigned least = smaller(v[0], v[1]);
 #pragma unroll
     for (int step = 4 / REGS; step > 0; step /= 2) least = smaller(least, __shfl_xor_sync(FULL_WARP, least, step));
     return least;
+  } else {
+#pragma unroll
+    for (int stride = 8; stride > 0; stride /= 2) compare_exchange(16, stride);
+    unsigned half = larger(v[0], permute_bytes(v[0], v[0], SWAP));
+#pragma unroll
+    for (int stride = 8; stride > 0; stride /= 2) {
+      const unsigned other = __shfl_xor_sync(FULL_WARP, half, stride);
+      half = (lane & stride) == 0 ? larger(half, other) : smaller(half, other);
+    }
+    return __shfl_sync(FULL_WARP, half, k - 1, LANES);
   }
-#pragma unroll
-  for (int stride = 8; stride > 0; stride /= 2) compare_exchange(16, stride);
-#pragma unroll
-  for (int r = 0; r < REGS; r++) v[r] = larger(v[r], permute_bytes(v[r], v[r], SWAP));
-#pragma unroll
-  for (int stride = 8; stride > 0; stride /= 2)
-#pragma unroll
-    for (int r = 0; r < REGS; r++)
-      if (stride >= REGS) {
-        const unsigned other = __shfl_xor_sync(FULL_WARP, v[r], stride / REGS);
-        v[r] = (lane & stride / REGS) == 0 ? larger(v[r], other) : smaller(v[r], other);
-      } else if ((r & stride) == 0) {
-        const unsigned high = larger(v[r], v[r | stride]);
-        v[r | stride] = smaller(v[r], v[r | stride]);
-        v[r] = high;
-      }
-  unsigned kth = v[0];
-#pragma unroll
-  for (int r = 1; r < REGS; r++)
-    if ((k - 1) % REGS == r) kth = v[r];
-  return __shfl_sync(FULL_WARP, kth, (k - 1) / REGS, LANES);
 }
 
 template <int LANES>
@@ -371,8 +360,7 @@ __global__ void __launch_bounds__(THREADS, 1)
       for (int i = 1; i < PAIRS / REGS; i++) top[r] = larger_or_nan(top[r], pair[r * (PAIRS / REGS) + i]);
       bad |= (top[r] & 0x7fffu) > 0x7f80u || (top[r] & 0x7fff0000u) > 0x7f800000u;
     }
-    constexpr unsigned ONE_GROUP = LANES == 32 ? FULL_WARP : (1u << LANES % 32) - 1;
-    bad = (__ballot_sync(FULL_WARP, bad) >> (lane_id() - lane) & ONE_GROUP) != 0;
+    bad = (__ballot_sync(FULL_WARP, bad) >> (lane_id() - lane) & ((1u << LANES) - 1)) != 0;
     unsigned least = floor_of<LANES, REGS>(top, lane, k);  // no winner is below this
     if constexpr (BIASED) {
       // These scores are not the exact ones rounded, but `error` off: by half of what tanh_about is, or by fmaf's
@@ -515,7 +503,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
   if (gridDim.x > 1) {
     exchange.add_up(columns, total, before);
-      __syncthreads();
+    __syncthreads();
     if (e == 0 && blockIdx.x == 0) exchange.close(columns);
     if (e < experts) here = total[e], earlier = before[e];
   }
