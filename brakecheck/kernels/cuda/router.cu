@@ -1,15 +1,15 @@
 // MoE router in one launch: the k best experts of each token, their weights, the tokens an expert, and where each copy
 // of a token goes when copies are sorted by expert (within an expert by token: the order does not depend on timing).
 //
-// A token is held by LANES lanes, EACH scores a lane, rounded to bfloat16 and two to a register: rounding keeps order, so
-// that a floor found with rounded scores loses no winner. The scores fall into 32 groups; the k-th largest of the group
-// maxima is a floor below which no winner can lie, and few scores reach it (about 9 of 256 for k = 8, when scores are
-// independent). Those are read again, exactly, and ranked by counting. If more than SLOTS reach it (equal scores), k
-// rounds of arg-max follow. Keys hold the score's bits above and the complement of the expert's number below: ties go to
-// the lower.
+// A token is held by LANES lanes, EACH scores a lane, rounded to bfloat16 and two to a register: rounding keeps order,
+// so that a floor found with rounded scores loses no winner. The scores fall into 32 groups; the k-th largest of the
+// group maxima is a floor below which no winner can lie, and few scores reach it (about 9 of 256 for k = 8, when
+// scores are independent). Those are read again, exactly, and ranked by counting. If more than SLOTS reach it (equal
+// scores), k rounds of arg-max follow. Keys hold the score's bits above and the complement of the expert's number
+// below: ties go to the lower.
 //
-// Blocks tell each other how many tokens chose each expert through words that hold counts and whether they are complete:
-// no barrier over the grid, and no fence.
+// Blocks tell each other how many tokens chose each expert through words that hold counts and whether they are
+// complete: no barrier over the grid, and no fence.
 #include "router.cuh"
 
 constexpr int THREADS = 512;  // at least as many as experts
@@ -52,10 +52,10 @@ __device__ __forceinline__ unsigned permute_bytes(unsigned a, unsigned b, unsign
   return d;
 }
 
-// A floor that at least k of 32 values reach, in both halves of the result, in every lane. The values lie in both halves
-// of REGS registers of LANES lanes. With 16 lanes it is the k-th largest; with 8, where k is at most 8, it is the eighth,
-// which takes fewer steps. Low halves are sorted falling, high halves rising (position: lane REGS + register), so that the
-// larger of the two at each position are the larger half of all.
+// A floor that at least k of 32 values reach, in both halves of the result, in every lane. The values lie in both
+// halves of REGS registers of LANES lanes. With 16 lanes it is the k-th largest; with 8, where k is at most 8, it is
+// the eighth, which takes fewer steps. Low halves are sorted falling, high halves rising (position: lane REGS +
+// register), so that the larger of the two at each position are the larger half of all.
 template <int LANES, int REGS>
 __device__ __forceinline__ unsigned floor_of(unsigned (&v)[REGS], int lane, int k) {
   static_assert(LANES * REGS == 16 && (LANES == 8 || LANES == 16), "32 values");
@@ -134,9 +134,10 @@ __device__ __forceinline__ void tell_more(u64* word, u64 v) {
   asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(word), "l"(v) : "memory");
 }
 
-// state: a header (low half: launches so far; high half: words of sums that the last launch used), a pad word, two sets of
-// sums, rows. A launch uses one set and clears what the last launch used of the other. A sum: two counts of 24 bits, above
-// them the number of blocks in it. A row's word: two counts of 16 bits, above them the number of the launch, from 1.
+// state: a header (low half: launches so far; high half: words of sums that the last launch used), a pad word, two
+// sets of sums, rows. A launch uses one set and clears what the last launch used of the other. A sum: two counts of 24
+// bits, above them the number of blocks in it. A row's word: two counts of 16 bits, above them the number of the
+// launch, from 1.
 struct Exchange {
   u64* state;
   u64 header;
@@ -159,8 +160,8 @@ struct Exchange {
       tell(sums_of(launch() + 1) + i, 0);
   }
 
-  // Waits for the words it needs and adds them up, into shared memory. total: over all blocks; before: over earlier ones,
-  // which is whole groups and rows of the own group.
+  // Waits for the words it needs and adds them up, into shared memory. total: over all blocks; before: over earlier
+  // ones, which is whole groups and rows of the own group.
   __device__ __forceinline__ void add_up(int columns, unsigned* total, unsigned* before) const {
     const int strips = THREADS / columns, column = threadIdx.x % columns, strip = threadIdx.x / columns;
     if (strip >= strips) return;
@@ -215,17 +216,17 @@ struct Exchange {
 
 // logits: tokens x experts. bias: experts; with BIASED, experts are chosen by score + bias, weighted by score alone.
 // index, weight, place: tokens x k, by falling score. counts: experts. offsets: experts + 1. state: 2 + 2 x 9 x 256 +
-// 144 x 256 words of 64 bits, all zero before the first launch and the kernel's own from then on. Launches that may run at
-// the same time need states of their own. each: tokens a block, at most 4095. At most 512 experts, k at most LANES and at
-// most `experts`, at most 144 blocks, all resident. Dynamic shared memory: the arrays at the start of the kernel,
-// 4 sums (words + 2) + 8 each + 6 each k bytes.
+// 144 x 256 words of 64 bits, all zero before the first launch and the kernel's own from then on. Launches that may
+// run at the same time need states of their own. each: tokens a block, at most 4095. At most 512 experts, k at most
+// LANES and at most `experts`, at most 144 blocks, all resident. Dynamic shared memory: the arrays at the start of the
+// kernel, 4 sums (words + 2) + 8 each + 6 each k bytes.
 // A row with a NaN gets experts 0 .. k-1 and NaN weights; in a row of -inf all scores and weights are 0.
 template <typename T, int BIASED, int LANES, int EACH>
 __global__ void __launch_bounds__(THREADS, 1)
     router(const T* __restrict__ logits, const float* __restrict__ bias, int* __restrict__ index,
            float* __restrict__ weight, int* __restrict__ place, int* __restrict__ counts, int* __restrict__ offsets,
            u64* state, int tokens, int experts, int k, int each, int sigmoid, int renormalise, float scale) {
-  constexpr int VECTOR = 16 / sizeof(T), LOADS = EACH / VECTOR, PAIRS = EACH / 2, TOGETHER = 32 / LANES;  // tokens a warp
+  constexpr int VECTOR = 16 / sizeof(T), LOADS = EACH / VECTOR, PAIRS = EACH / 2, TOGETHER = 32 / LANES;
   constexpr int REGS = 16 / LANES, MASKS = (PAIRS + 15) / 16;
   typedef Keys<sizeof(T) == 2 && !BIASED> K;
   typedef typename K::type Key;
@@ -364,8 +365,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     unsigned least = floor_of<LANES, REGS>(top, lane, k);  // no winner is below this
     if constexpr (BIASED) {
       // These scores are not the exact ones rounded, but `error` off: by half of what tanh_about is, or by fmaf's
-      // rounding; here doubled. What rounds to the floor may lie half a unit, 2^-8 of it, below it; k exact scores reach
-      // that less the error, and so do the winners', so what stands for them here reaches that less it twice.
+      // rounding; here doubled. What rounds to the floor may lie half a unit, 2^-8 of it, below it; k exact scores
+      // reach that less the error, and so do the winners', so what stands for them here reaches that less it twice.
       const float floor = __uint_as_float(least << 16), error = sigmoid ? 0x1p-11f : 0x1p-21f;
       const float lower = floor - fmaf(fminf(fabsf(floor), -LOWEST), 1.01f * 0x1p-8f, 2.0f * error);
       least = pack_bf16(lower, lower);

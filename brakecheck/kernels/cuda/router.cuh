@@ -15,7 +15,8 @@ __device__ __forceinline__ float score_of_bits(unsigned m) {
   return __uint_as_float(m ^ (m >> 31 ? 0x80000000u : 0xffffffffu));
 }
 
-// Keys are larger for the larger score, then for the lower expert; 0 is below all. A score that is a bfloat16 fits 32 bits.
+// Keys are larger for the larger score, then for the lower expert; 0 is below all. A score that is a bfloat16 fits 32
+// bits.
 template <bool NARROW>
 struct Keys {
   typedef u64 type;

@@ -1,8 +1,8 @@
-// The router for a single token, which is a matter of latency: a thread an expert, so that there is little code to fetch.
-// Results are those of router.cu.
+// The router for a single token, which is a matter of latency: a thread an expert, so that there is little code to
+// fetch. Results are those of router.cu.
 //
 // Segments of neighbours, at least k of them, tell their highest score; at least k scores reach the least of those, and
-// the few that do (about 22 of 256 for k = 8) are ranked by counting.
+// the few that do (about 21 of 256 for k = 8) are ranked by counting.
 #include "router.cuh"
 
 constexpr int MOST = 512;      // experts
@@ -24,8 +24,8 @@ __device__ __forceinline__ float sum_over_block(float v, float* part) {
 
 // logits: experts. bias: experts, or null; experts are chosen by score + bias, weighted by score alone. index, weight,
 // place: k, by falling score. counts: experts. offsets: experts + 1. At most 512 experts, k at most 16 and at most
-// `experts`. Grid: one block, of `experts` threads rounded up to warps. shift: segments are of 2^shift experts, at most 32,
-// so that there are k to 32 of them.
+// `experts`. Grid: one block, of `experts` threads rounded up to warps. shift: segments are of 2^shift experts, at
+// most 32, so that there are k to 32 of them.
 template <typename T>
 __global__ void __launch_bounds__(MOST)
     router_one(const T* __restrict__ logits, const float* __restrict__ bias, int* __restrict__ index,
