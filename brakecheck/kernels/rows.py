@@ -21,9 +21,7 @@ from . import rows_tuning as tuning
 
 _ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 _ANY_THREADS = 512   # block of the kernels for any width
-# Programmatic dependent launch: worth 0.5 us (docs/findings-rows.md) as timed kernel by kernel. Off until the operators
-# as a whole were run with it.
-DEPENDENT = False
+DEPENDENT = True     # programmatic dependent launch: worth 0.5 us (docs/findings-rows.md)
 
 
 # ---- public ---------------------------------------------------------------------------------------------------------
@@ -162,17 +160,15 @@ def _kernel(source: str, expression: str, x: Tensor, threads: int, shared: int =
     return jit.kernel(source, expression, _index(x), (threads, 1), shared, cluster, defines, DEPENDENT)
 
 
-def _planned(source: str, name: str, flags: str, plan: tuning.Plan, x: Tensor, streams: int, kept: int, floats: bool,
-             rows: int) -> Tuple[jit.Kernel, int]:
-    """The kernel of a plan, and the blocks of its grid: one team a row, or as many persistent teams as fit."""
-    size, n = x.element_size(), x.shape[-1]
-    shared = plan.shared_bytes(n, size, streams, kept, floats)
-    expression = f"{name}<{flags}{plan.arguments(grouped=floats)}>"
-    kernel = _kernel(source, expression, x, plan.team_threads * plan.teams, shared, plan.cluster * plan.group)
-    needed = -(-rows // plan.teams) * plan.cluster
+def _planned(source: str, expression: str, plan: tuning.Plan, x: Tensor, streams: int, rows: int,
+             sums: int = 0) -> Tuple[jit.Kernel, int]:
+    """The kernel of a plan, and the blocks of its grid: a team for all rows, or as many persistent teams as fit."""
+    shared = plan.shared_bytes(x.shape[-1], x.element_size(), streams, sums)
     hardware = plan.cluster * plan.group
+    kernel = _kernel(source, expression, x, plan.team_threads * plan.teams, shared, hardware)
+    needed = -(-rows // (plan.teams * plan.rows)) * plan.cluster
     needed = -(-needed // hardware) * hardware
-    return kernel, needed if plan.one_row and not floats else min(needed, max(kernel.resident, hardware))
+    return kernel, min(needed, max(kernel.resident, hardware)) if plan.persistent or sums else needed
 
 
 def _softmax_cuda(x: Tensor) -> Tensor:
@@ -189,7 +185,7 @@ def _softmax_cuda(x: Tensor) -> Tensor:
         if plan is None or not _aligned(x, y):
             _run(_kernel("rows_softmax.cu", "softmax_any", x, _ANY_THREADS), (rows, 1), x.device, arguments)
         else:
-            kernel, blocks = _planned("rows_softmax.cu", "softmax_rows", "", plan, x, 1, 0, False, rows)
+            kernel, blocks = _planned("rows_softmax.cu", f"softmax_rows<{plan.softmax()}>", plan, x, 1, rows)
             _run(kernel, (blocks, 1), x.device, arguments)
     except BrakecheckError as error:
         _report(error)
@@ -211,7 +207,8 @@ def _softmax_backward_cuda(y: Tensor, dy: Tensor) -> Tensor:
         if plan is None or not _aligned(y, dy, dx):
             _run(_kernel("rows_softmax.cu", "softmax_any_backward", y, _ANY_THREADS), (rows, 1), y.device, arguments)
         else:
-            kernel, blocks = _planned("rows_softmax.cu", "softmax_rows_backward", "", plan, y, 2, 0, False, rows)
+            kernel, blocks = _planned("rows_softmax.cu", f"softmax_rows_backward<{plan.softmax()}>", plan, y, 2,
+                                      rows)
             _run(kernel, (blocks, 1), y.device, arguments)
     except BrakecheckError as error:
         _report(error)
@@ -235,14 +232,13 @@ def _norm_cuda(x: Tensor, residual: Optional[Tensor], weight: Optional[Tensor], 
         return y, total, mean, rstd
     arguments = [x, residual, weight, bias, y, total if residual is not None else None, mean if center else None, rstd,
                  rows, n, float(eps)]
-    flags = f"{int(center)},{int(residual is not None)}"
     plan = tuning.norm(_vectors(x), _capability(_index(x)), center, residual is not None)
     try:
         if plan is None or not _aligned(x, residual, weight, bias, y, total):
-            _run(_kernel("rows_norm.cu", f"norm_any<{flags}>", x, _ANY_THREADS), (rows, 1), x.device, arguments)
+            expression = f"norm_any<{int(center)},{int(residual is not None)}>"
+            _run(_kernel("rows_norm.cu", expression, x, _ANY_THREADS), (rows, 1), x.device, arguments)
         else:
-            streams = 1 if residual is None else 2
-            kernel, blocks = _planned("rows_norm.cu", "norm_rows", flags + ",", plan, x, streams, 2, False, rows)
+            kernel, blocks = _planned("rows_norm.cu", plan.norm(center, residual is not None), plan, x, 1, rows)
             _run(kernel, (blocks, 1), x.device, arguments)
     except BrakecheckError as error:
         _report(error)
@@ -264,16 +260,15 @@ def _norm_backward_cuda(x: Tensor, dy: Tensor, weight: Optional[Tensor], mean: T
         if plan is None or not _aligned(x, dy, weight, dx):
             kernel = _kernel("rows_norm.cu", f"norm_any_backward<{int(center)}>", x, _ANY_THREADS)
             blocks = slots = min(rows, kernel.resident)
+            wide = 16
         else:
-            flags = f"{int(center)},"
-            kernel, blocks = _planned("rows_norm.cu", "norm_rows_backward", flags, plan, x, 2, 1, True, rows)
-            slots = blocks // (plan.cluster * plan.group)
+            kernel, blocks = _planned("rows_norm.cu", plan.norm_backward(center), plan, x, 2, rows, 1 + center)
+            slots, wide = blocks // (plan.cluster * plan.group), plan.finish
         pitch = -(-n // 4) * 4  # norm_rows_finish reads four floats at a time
         partial = x.new_empty((2 if center else 1, slots, pitch), dtype=torch.float32)
         second = partial[1] if center else None
         _run(kernel, (blocks, 1), x.device,
              [x, dy, weight, mean if center else None, rstd, dx, partial, second, rows, n, pitch])
-        wide = 8 if n <= 8192 else 16  # float4 columns of a block
         finish = _kernel("rows_norm.cu", f"norm_rows_finish<{wide},{256 // wide}>", x, 256)
         _run(finish, (-(-n // (4 * wide)), 2 if center else 1), x.device,
              [partial, second, dgamma, dbeta if center else None, slots, n, pitch])

@@ -79,24 +79,21 @@ def _rows_outputs(case: Case, x: Any, weight: Any, bias: Any) -> Dict[str, Any]:
     return {"out": x.new_empty(x.shape), "mean": mean, "rstd": rstd}
 
 
-def _rows_launches(threads: int, teams: int, kept: int) -> Callable[..., List[Launch]]:
-    """kept: bytes of shared memory for each column."""
-
+def _rows_launches(threads: int, teams: int) -> Callable[..., List[Launch]]:
     def launches(case: Case, x: Any, weight: Any, bias: Any, out: Any, mean: Any, rstd: Any) -> List[Launch]:
         # The residual, its sum are not used by this instantiation: any pointer stands for them.
         sizes = [i32(case["rows"]), i32(case["columns"]), f32(EPSILON)]
         arguments = [x, x, weight, bias, out, out, mean, rstd, *sizes]
-        return [Launch((blocks(case["rows"], teams), 1, 1), (threads, 1, 1), arguments,
-                       dynamic_shared=kept * case["columns"])]
+        return [Launch((blocks(case["rows"], teams), 1, 1), (threads, 1, 1), arguments)]
 
     return launches
 
 
-op.cuda(CudaKernel("rows-warp", "rows_norm.cu", "norm_rows<1, 0, 32, 4, 4, 1, 1, 1, 6>", 128, _rows_outputs,
-                   _rows_launches(128, 4, 4), dynamic_shared=4096, defines=("ELEMENT=bf16", "CENTERED=1"),
+op.cuda(CudaKernel("rows-warp", "rows_norm.cu", "norm_rows<1, 0, 32, 4, 4, 0, 1, 1, 0, 8>", 128, _rows_outputs,
+                   _rows_launches(128, 4), defines=("ELEMENT=bf16", "CENTERED=1"),
                    supports=lambda case: case["columns"] % 8 == 0 and case["columns"] <= 1024))
-op.cuda(CudaKernel("rows", "rows_norm.cu", "norm_rows<1, 0, 512, 8, 1, 0, 1, 1, 2>", 512, _rows_outputs,
-                   _rows_launches(512, 1, 0), defines=("ELEMENT=bf16", "CENTERED=1"),
+op.cuda(CudaKernel("rows", "rows_norm.cu", "norm_rows<1, 0, 512, 8, 1, 0, 1, 1, 0, 2>", 512, _rows_outputs,
+                   _rows_launches(512, 1), defines=("ELEMENT=bf16", "CENTERED=1"),
                    supports=lambda case: case["columns"] % 8 == 0 and case["columns"] <= 32768))
 
 

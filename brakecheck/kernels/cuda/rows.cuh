@@ -2,9 +2,8 @@
 //
 // A team of threads owns a row: a warp, a block, or a cluster of blocks for rows too long for one. A row is read once into
 // registers, stays there packed, is reduced, and is written once. How it gets there is chosen by width (LOAD):
-//   kDirect     each team loads its own row. With a grid of one row a team, the many resident teams overlap each other.
-//   kRegisters  persistent teams that walk over rows and load the next one before they reduce the current one.
-//   kBulk       persistent teams whose next rows come into shared memory by bulk copies (sm_90).
+//   kDirect  each team loads its own row. With a grid of one row a team, the many resident teams overlap each other.
+//   kBulk    persistent teams whose next rows come into shared memory by bulk copies (sm_90).
 // Persistent teams pay where something is kept from row to row: gamma and beta in shared memory, sums of gradients.
 // Blocks of a cluster exchange partial results through distributed shared memory (sm_90).
 #pragma once
@@ -22,11 +21,6 @@ using u64 = unsigned long long;
 #else
 #define ROWS_BULK 0
 #endif
-
-template <bool C, typename A, typename B>
-struct Select { using type = A; };
-template <typename A, typename B>
-struct Select<false, A, B> { using type = B; };
 
 constexpr float kLog2e = 1.4426950408889634f;
 
@@ -127,6 +121,18 @@ __device__ __forceinline__ uint4 load(const void* p) {
   asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
 }
+// From shared memory each time it is called: the compiler keeps no copy in registers.
+__device__ __forceinline__ uint4 load_shared(const uint4* p) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(static_cast<u32>(__cvta_generic_to_shared(p))));
+  return v;
+}
+__device__ __forceinline__ float load_shared(const float* p) {
+  float v;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(static_cast<u32>(__cvta_generic_to_shared(p))));
+  return v;
+}
 __device__ __forceinline__ void store(void* p, uint4 v) {
   asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" :: "l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
@@ -154,6 +160,7 @@ __device__ __forceinline__ u32 shared_address(const void* p) { return static_cas
 __device__ __forceinline__ void barrier_init(u64* b, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(b)), "r"(count) : "memory");
 }
+__device__ __forceinline__ void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 __device__ __forceinline__ void barrier_expect(u64* b, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(b)), "r"(bytes) : "memory");
 }
@@ -176,12 +183,13 @@ __device__ __forceinline__ u32 cluster_rank() {
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-__device__ __forceinline__ float load_remote(const float* mine, u32 rank) {
+__device__ __forceinline__ float4 load_remote(const float4* mine, u32 rank) {
   u32 there;
-  float value;
+  float4 v;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(mine)), "r"(rank));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(there) : "memory");
-  return value;
+  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(there) : "memory");
+  return v;
 }
 // Writes `value` where `mine` lies in block `rank` of the cluster, and counts its 4 bytes on that block's `barrier`.
 __device__ __forceinline__ void send(float* mine, u64* barrier, u32 rank, float value) {
@@ -229,37 +237,30 @@ __device__ __forceinline__ float warp_max(float v) {
 // Partial results. `warp` combines those of the threads of a warp, `lanes` those of a block's warps, one a lane, `warps` those
 // of COUNT warps in memory, `among` those of COUNT blocks. All find what is common first (maximum, mean), so that no chain of
 // dependent corrections arises.
-struct Sum {
-  float sum;
-  static __device__ __forceinline__ Sum none() { return {0.f}; }
-  static __device__ __forceinline__ Sum warp(Sum p) { return {warp_sum(p.sum)}; }
-  static __device__ __forceinline__ Sum lanes(Sum p) { return warp(p); }
-  template <int COUNT>
-  static __device__ __forceinline__ Sum warps(const Sum* p) { return among<COUNT>(p); }
-  template <int COUNT>
-  static __device__ __forceinline__ Sum among(const Sum* p) {
-    float s = p[0].sum;
+template <int KINDS>
+struct Sums {
+  float v[KINDS];
+  static __device__ __forceinline__ Sums none() { return {}; }
+  static __device__ __forceinline__ Sums warp(Sums p) {
 #pragma unroll
-    for (int i = 1; i < COUNT; ++i) s += p[i].sum;
-    return {s};
+    for (int k = 0; k < KINDS; ++k) p.v[k] = warp_sum(p.v[k]);
+    return p;
   }
-};
-
-struct Sum2 {
-  float a, b;
-  static __device__ __forceinline__ Sum2 none() { return {0.f, 0.f}; }
-  static __device__ __forceinline__ Sum2 warp(Sum2 p) { return {warp_sum(p.a), warp_sum(p.b)}; }
-  static __device__ __forceinline__ Sum2 lanes(Sum2 p) { return warp(p); }
+  static __device__ __forceinline__ Sums lanes(Sums p) { return warp(p); }
   template <int COUNT>
-  static __device__ __forceinline__ Sum2 warps(const Sum2* p) { return among<COUNT>(p); }
+  static __device__ __forceinline__ Sums warps(const Sums* p) { return among<COUNT>(p); }
   template <int COUNT>
-  static __device__ __forceinline__ Sum2 among(const Sum2* p) {
-    Sum2 s = p[0];
+  static __device__ __forceinline__ Sums among(const Sums* p) {
+    Sums s = p[0];
 #pragma unroll
-    for (int i = 1; i < COUNT; ++i) s.a += p[i].a, s.b += p[i].b;
+    for (int i = 1; i < COUNT; ++i)
+#pragma unroll
+      for (int k = 0; k < KINDS; ++k) s.v[k] += p[i].v[k];
     return s;
   }
 };
+using Sum = Sums<1>;
+using Sum2 = Sums<2>;
 
 // Maximum of x log2 e, and sum of 2^(x log2 e - maximum). All -inf has maximum -inf and sum 0.
 struct MaxSum {
@@ -284,40 +285,9 @@ struct MaxSum {
   }
 };
 
-// Count, mean and sum of squared deviations from it: nothing cancels, for values around 1e4 too (Chan, Golub, LeVeque). The
-// threads of a block agree on count and mean before.
-struct Moments {
-  float count, mean, m2;
-  static __device__ __forceinline__ Moments none() { return {0.f, 0.f, 0.f}; }
-  static __device__ __forceinline__ Moments warp(Moments p) { return {p.count, p.mean, warp_sum(p.m2)}; }
-  static __device__ __forceinline__ Moments lanes(Moments p) {
-    return {__shfl_sync(0xffffffffu, p.count, 0), __shfl_sync(0xffffffffu, p.mean, 0), warp_sum(p.m2)};
-  }
-  template <int COUNT>
-  static __device__ __forceinline__ Moments warps(const Moments* p) {
-    float m2 = p[0].m2;
-#pragma unroll
-    for (int i = 1; i < COUNT; ++i) m2 += p[i].m2;
-    return {p[0].count, p[0].mean, m2};
-  }
-  template <int COUNT>
-  static __device__ __forceinline__ Moments among(const Moments* p) {
-    float count = 0.f, total = 0.f, m2 = 0.f;
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) count += p[i].count, total = fmaf(p[i].count, p[i].mean, total);
-    const float mean = __fdividef(total, fmaxf(count, 1.f));
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-      const float d = p[i].mean - mean;
-      m2 += fmaf(p[i].count * d, d, p[i].m2);
-    }
-    return {count, mean, m2};
-  }
-};
-
 // Threads of one row: TPR consecutive ones. `slots` (2 x warps of the block, alternating by `parity`) makes one barrier
 // a reduction enough: a slot is written again only after the next reduction's barrier.
-template <typename P, int TPR, int R>
+template <int TPR, int R, typename P>
 __device__ __forceinline__ P reduce_row(P p, P* slots, int parity) {
   p = P::warp(p);
   if constexpr (TPR > 32) {
@@ -332,13 +302,43 @@ __device__ __forceinline__ P reduce_row(P p, P* slots, int parity) {
   return p;
 }
 
+// Two sums: half of the lanes go on with the first, half with the second, so both together cost little more than one.
+template <int TPR, int R>
+__device__ __forceinline__ Sum2 reduce_row(Sum2 p, Sum2* slots, int parity) {
+  const int lane = threadIdx.x % 32;
+  const bool second = lane & 16;
+  float sum = (second ? p.v[1] : p.v[0]) + __shfl_xor_sync(0xffffffffu, second ? p.v[0] : p.v[1], 16);
+#pragma unroll
+  for (int mask = 8; mask > 0; mask /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, mask);
+  if constexpr (TPR == 32) {
+    const float other = __shfl_xor_sync(0xffffffffu, sum, 16);
+    return {{second ? other : sum, second ? sum : other}};
+  } else {
+    constexpr int kWarps = TPR / 32;
+    const int warp = threadIdx.x / 32, first = R == 1 ? 0 : warp / kWarps * kWarps;
+    Sum2* slot = slots + parity * kWarps * R;
+    if (lane % 16 == 0) slot[warp].v[second] = sum;
+    if constexpr (R == 1) __syncthreads(); else group_sync(1 + warp / kWarps, TPR);
+    slot += first;
+    if constexpr (kWarps <= 4) return Sum2::among<kWarps>(slot);
+    const float* all = reinterpret_cast<const float*>(slot);
+    float part = 0.f;
+#pragma unroll
+    for (int i = 0; i < 2 * kWarps; i += 32)
+      if (lane + i < 2 * kWarps) part += all[lane + i];
+#pragma unroll
+    for (int mask = 16; mask > 1; mask /= 2) part += __shfl_xor_sync(0xffffffffu, part, mask);
+    return {{__shfl_sync(0xffffffffu, part, 0), __shfl_sync(0xffffffffu, part, 1)}};
+  }
+}
+
 // ---- the walk over rows -----------------------------------------------------------------------------------------------
 // T: element. TPR: threads a row (in one block). VPT: 16-byte vectors a thread holds of each stream. R: rows a block works
 // on at once. LOAD: see above. STAGES: rows in flight or in use, a team (kBulk). STREAMS: inputs of the same shape (1: x;
 // 2: x and dy). CLUSTER: blocks a row (then R is 1). GROUP: teams of blocks in a hardware cluster (for sums at the end).
 // P: the partial result of a reduction. ONCE: loads bypass L1. raw: dynamic shared memory; kBulk takes
 // R * STAGES * STREAMS * chunk elements of it, chunk = columns a block holds.
-enum Load { kDirect = 0, kRegisters = 1, kBulk = 2 };
+enum Load { kDirect = 0, kBulk = 1 };
 
 template <typename T>
 __device__ __forceinline__ int chunk_of(int n, int cluster) {
@@ -362,7 +362,7 @@ struct Walk {
     int it, rank;
     __device__ __forceinline__ P operator()(P p) const {
       const int parity = it & 1;
-      p = reduce_row<P, TPR, R>(p, slots, parity);
+      p = reduce_row<TPR, R>(p, slots, parity);
 #if ROWS_BULK
       if constexpr (CLUSTER > 1) {
         if (it == 0) cluster_wait();  // the others' barriers exist
@@ -424,16 +424,16 @@ struct Walk {
           bulk_load(buffers + (s * STREAMS + k) * chunk, from[k] + size_t(row) * n + begin, bytes, &ready[s]);
 #endif
     };
-    uint4 held[STREAMS][VPT], next[STREAMS][VPT];
+    uint4 held[STREAMS][VPT];
     follow();
     if constexpr (LOAD != kBulk) {
-      if (first < rows) take(first, LOAD == kRegisters ? next : held);
+      if (first < rows) take(first, held);
     }
 #if ROWS_BULK
     if (CLUSTER > 1 && threadIdx.x == 0) barrier_init(&arrived[0], 1), barrier_init(&arrived[1], 1);
     if (LOAD == kBulk && lane == 0)
       for (int s = 0; s < STAGES; ++s) barrier_init(&ready[s], 1);
-    if constexpr (CLUSTER > 1 || LOAD == kBulk) asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    if constexpr (CLUSTER > 1 || LOAD == kBulk) barriers_ready();
     if constexpr (CLUSTER > 1) cluster_arrive_relaxed();
     if (LOAD == kBulk && lane == 0)
       for (int s = 0; s < STAGES; ++s)
@@ -455,13 +455,6 @@ struct Walk {
           }
       }
 #endif
-      if constexpr (LOAD == kRegisters) {
-#pragma unroll
-        for (int k = 0; k < STREAMS; ++k)
-#pragma unroll
-          for (int j = 0; j < VPT; ++j) held[k][j] = next[k][j];
-        if (row + step < rows) take(row + step, next);
-      }
       if constexpr (LOAD == kDirect) {
         if (it > 0) take(row, held);
       }

@@ -13,7 +13,7 @@
 
 namespace {
 
-using rows::Moments, rows::Sum, rows::Sum2, rows::Vec;
+using rows::Sum, rows::Sum2, rows::u64, rows::Vec;
 using T = rows::ELEMENT;
 constexpr int kVec = Vec<T>::size;
 
@@ -35,122 +35,332 @@ __device__ __forceinline__ float normalise(float x, float mean, float rstd) {
   return sizeof(T) == 2 ? fmaf(x, rstd, -mean * rstd) : (x - mean) * rstd;
 }
 
-// gamma or beta, the same for every row: through L1, or (KEEP) from shared memory, where a persistent block puts its part
-// once. With large shared memory L1 is small, and what misses it costs L2 bandwidth, which is what limits these kernels.
-template <bool KEEP>
-struct Shared {
-  const T* from;
-  T* kept;
-  float missing;
-  __device__ __forceinline__ void prepare(int begin, int mine) const {
-    if constexpr (KEEP)
-      for (int column = threadIdx.x * kVec; column < mine; column += blockDim.x * kVec)
-        *reinterpret_cast<uint4*>(kept + column) =
-            from ? load_often(from + begin + column) : filled(missing);
-  }
-  __device__ __forceinline__ void get(int begin, int column, float* f) const {
-    if constexpr (KEEP) Vec<T>::unpack(*reinterpret_cast<const uint4*>(kept + column), f);
-    else Vec<T>::unpack(from ? load_often(from + begin + column) : filled(missing), f);
-  }
-};
+__device__ __forceinline__ uint4 often(const T* from, int column, float missing) {
+  return from ? load_often(from + column) : filled(missing);
+}
 
 }  // namespace
 
+// What the blocks of a cluster send each other of a row, `stride` floats apart: the sum of squares, or (CENTER) of squared
+// deviations from the block's own mean, and that mean. The common mean first, so nothing cancels (Chan, Golub, LeVeque).
+template <int CENTER, int CLUSTER>
+__device__ __forceinline__ void merge(const float* box, int stride, int n, int chunk, float& mean, float& m2) {
+  auto count = [&](int k) { return float(max(0, min(chunk, n - k * chunk))); };
+  m2 = 0.f;
+  if constexpr (CENTER) {
+    float total = 0.f;
+#pragma unroll
+    for (int k = 0; k < CLUSTER; ++k) total = fmaf(count(k), rows::load_shared(box + k * stride + 1), total);
+    mean = __fdividef(total, float(n));
+  }
+#pragma unroll
+  for (int k = 0; k < CLUSTER; ++k) {
+    m2 += rows::load_shared(box + k * stride);
+    if constexpr (CENTER) {
+      const float d = rows::load_shared(box + k * stride + 1) - mean;
+      m2 = fmaf(count(k) * d, d, m2);
+    }
+  }
+}
+
 // y = (x - mean) rstd gamma + beta (CENTER) or x rstd gamma; with RESIDUAL x becomes x + residual first, stored to `sum`.
 // mean and rstd, one float a row, are stored for the backward pass where the pointers are given; gamma and beta may be null.
-// Dynamic shared memory: the stages of kBulk, then gamma and beta (chunk elements each) unless LOAD is kDirect.
-template <int CENTER, int RESIDUAL, int TPR, int VPT, int R, int LOAD, int STAGES, int CLUSTER, int BLOCKS>
+// A team, or a cluster of blocks, takes ROWS rows, so that gamma and beta are read once for them; the grid covers all rows.
+// LOAD kBulk (R is 1): the rows lie in shared memory (ROWS chunk elements) and not in registers. AHEAD: gamma and beta are
+// asked for before the reduction.
+template <int CENTER, int RESIDUAL, int TPR, int VPT, int R, int LOAD, int CLUSTER, int ROWS, int AHEAD, int BLOCKS>
 __global__ void __launch_bounds__(TPR* R, BLOCKS)
     norm_rows(const T* __restrict__ x, const T* __restrict__ residual, const T* __restrict__ gamma,
               const T* __restrict__ beta, T* __restrict__ y, T* __restrict__ sum, float* __restrict__ mean_out,
               float* __restrict__ rstd_out, int rows, int n, float eps) {
-  constexpr int kStreams = RESIDUAL ? 2 : 1;
-  using Partial = typename rows::Select<CENTER, Moments, Sum>::type;
-  using Walk = rows::Walk<T, TPR, VPT, R, LOAD, STAGES, kStreams, CLUSTER, 1, Partial, true>;
+  constexpr bool kShared = LOAD == rows::kBulk;
+  constexpr int kWarps = TPR * R / 32, kKinds = CENTER ? 2 : 1;
+  using Each = rows::Sums<ROWS>;
+  static_assert((CLUSTER == 1 && !kShared || R == 1) && !(kShared && RESIDUAL), "");
+  __shared__ alignas(16) Each slots[2 * kWarps];
+  [[maybe_unused]] __shared__ alignas(16) float box[CLUSTER * kKinds * ROWS];
+  [[maybe_unused]] __shared__ alignas(8) u64 arrived, full;
   extern __shared__ __align__(128) unsigned char raw[];
-  const int chunk = rows::chunk_of<T>(n, CLUSTER);
-  T* kept = reinterpret_cast<T*>(raw) + (LOAD == rows::kBulk ? size_t(R) * STAGES * kStreams * chunk : 0);
-  const Shared<LOAD != rows::kDirect> scale{gamma, kept, 1.f}, shift{beta, kept + chunk, 0.f};
-  const T* from[kStreams];
-  from[0] = x;
-  if constexpr (RESIDUAL) from[1] = residual;
-  auto prepare = [&] {
-    if constexpr (LOAD != rows::kDirect) {
-      const int begin = CLUSTER > 1 ? int(blockIdx.x % CLUSTER) * chunk : 0;
-      scale.prepare(begin, min(chunk, n - begin));
-      if constexpr (CENTER) shift.prepare(begin, min(chunk, n - begin));
-      __syncthreads();
+  T* buffer = reinterpret_cast<T*>(raw);
+  const int rank = CLUSTER > 1 ? blockIdx.x % CLUSTER : 0, chunk = rows::chunk_of<T>(n, CLUSTER), begin = rank * chunk;
+  const int mine = CLUSTER > 1 ? max(0, min(chunk, n - begin)) : n, lane = threadIdx.x % TPR;
+  const int row0 = (blockIdx.x / CLUSTER * R + threadIdx.x / TPR) * ROWS;
+#if ROWS_BULK
+  if ((CLUSTER > 1 || kShared) && threadIdx.x == 0) {
+    rows::barrier_init(&arrived, 1), rows::barrier_init(&full, 1);
+    rows::barriers_ready();
+  }
+#endif
+  rows::follow();
+  if (R > 1 && row0 >= rows) return;
+  auto start = [&](int m) { return size_t(ROWS == 1 ? row0 : min(row0 + m, rows - 1)) * n + begin; };
+  auto valid = [&](int m) { return ROWS == 1 || row0 + m < rows; };
+  uint4 held[ROWS][kShared ? 1 : VPT];
+#if ROWS_BULK
+  if constexpr (kShared) {
+    if (threadIdx.x == 0) {
+      rows::barrier_expect(&full, ROWS * mine * sizeof(T));
+      if (mine > 0)
+#pragma unroll
+        for (int m = 0; m < ROWS; ++m) rows::bulk_load(buffer + m * chunk, x + start(m), mine * sizeof(T), &full);
     }
-  };
-  auto part = [&](int row, int begin, int mine, int lane, uint4(&held)[kStreams][VPT]) {
-    float total = 0.f;
+    __syncthreads();
+  }
+  if constexpr (CLUSTER > 1) rows::cluster_arrive_relaxed();
+#endif
+  if constexpr (!kShared) {
+#pragma unroll
+    for (int m = 0; m < ROWS; ++m)
+#pragma unroll
+      for (int j = 0; j < VPT; ++j) {
+        const int column = (j * TPR + lane) * kVec;
+        if (column < mine) held[m][j] = rows::load(x + start(m) + column);
+      }
+  }
+  if constexpr (RESIDUAL) {
+    uint4 other[ROWS][VPT];
+#pragma unroll
+    for (int m = 0; m < ROWS; ++m)
+#pragma unroll
+      for (int j = 0; j < VPT; ++j) {
+        const int column = (j * TPR + lane) * kVec;
+        if (column < mine) other[m][j] = rows::load(residual + start(m) + column);
+      }
+#pragma unroll
+    for (int m = 0; m < ROWS; ++m)
+#pragma unroll
+      for (int j = 0; j < VPT; ++j) {
+        const int column = (j * TPR + lane) * kVec;
+        if (column < mine) {
+          float f[kVec], r[kVec];
+          Vec<T>::unpack(held[m][j], f), Vec<T>::unpack(other[m][j], r);
+#pragma unroll
+          for (int i = 0; i < kVec; ++i) f[i] += r[i];
+          held[m][j] = Vec<T>::pack(f);  // the norm sees what the next layer will see: the rounded sum
+          if (valid(m)) rows::store(sum + start(m) + column, held[m][j]);
+        }
+      }
+  }
+  uint4 ahead_gamma[AHEAD ? VPT : 1], ahead_beta[AHEAD && CENTER ? VPT : 1];
+  if constexpr (AHEAD) {
 #pragma unroll
     for (int j = 0; j < VPT; ++j) {
       const int column = (j * TPR + lane) * kVec;
       if (column < mine) {
-        float f[kVec];
-        Vec<T>::unpack(held[0][j], f);
-        if constexpr (RESIDUAL) {
-          float r[kVec];
-          Vec<T>::unpack(held[1][j], r);
-#pragma unroll
-          for (int i = 0; i < kVec; ++i) f[i] += r[i];
-          held[0][j] = Vec<T>::pack(f);
-          rows::store_once(sum + size_t(row) * n + begin + column, held[0][j]);
-          Vec<T>::unpack(held[0][j], f);  // the norm sees what the next layer will see: the rounded sum
-        }
-#pragma unroll
-        for (int i = 0; i < kVec; ++i) total += CENTER ? f[i] : f[i] * f[i];
+        ahead_gamma[j] = often(gamma, begin + column, 1.f);
+        if constexpr (CENTER) ahead_beta[j] = often(beta, begin + column, 0.f);
       }
     }
-    if constexpr (!CENTER) {
-      return Sum{total};
-    } else {
-      // The block's mean first, then deviations from it; blocks of a cluster are merged after that. One buffer is enough:
-      // the reduction of m2 stands between this row's reads and the next row's writes.
-      __shared__ Sum sums[TPR * R / 32];
-      const float mean = mine > 0 ? __fdividef(rows::reduce_row<Sum, TPR, R>(Sum{total}, sums, 0).sum, float(mine)) : 0.f;
-      float m2 = 0.f;
+  }
+#if ROWS_BULK
+  if constexpr (kShared) rows::barrier_wait(&full, 0);
+#endif
+  auto get = [&](int m, int j, float* f) {
+    const uint4* row = reinterpret_cast<const uint4*>(buffer + m * chunk);
+    if constexpr (kShared) Vec<T>::unpack(rows::load_shared(row + j * TPR + lane), f);
+    else Vec<T>::unpack(rows::opaque(held[m][j]), f);
+  };
+  // The block's mean first, then deviations from it.
+  Each total = Each::none(), m2 = Each::none();
+#pragma unroll
+  for (int m = 0; m < ROWS; ++m)
+#pragma unroll
+    for (int j = 0; j < VPT; ++j)
+      if ((j * TPR + lane) * kVec < mine) {
+        float f[kVec];
+        get(m, j, f);
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) total.v[m] += CENTER ? f[i] : f[i] * f[i];
+      }
+  total = rows::reduce_row<TPR, R>(total, slots, 0);
+  float mean[ROWS], rstd[ROWS];
+  if constexpr (CENTER) {
+#pragma unroll
+    for (int m = 0; m < ROWS; ++m) {
+      mean[m] = mine > 0 ? __fdividef(total.v[m], float(mine)) : 0.f;
 #pragma unroll
       for (int j = 0; j < VPT; ++j)
         if ((j * TPR + lane) * kVec < mine) {
           float f[kVec];
-          Vec<T>::unpack(rows::opaque(held[0][j]), f);
+          get(m, j, f);
 #pragma unroll
-          for (int i = 0; i < kVec; ++i) m2 = fmaf(f[i] - mean, f[i] - mean, m2);
+          for (int i = 0; i < kVec; ++i) m2.v[m] = fmaf(f[i] - mean[m], f[i] - mean[m], m2.v[m]);
         }
-      return Moments{float(mine), mean, m2};
     }
-  };
-  auto finish = [&](int row, int begin, int mine, int lane, uint4(&held)[kStreams][VPT], Partial all) {
-    float mean = 0.f, rstd;
-    if constexpr (CENTER) mean = all.mean, rstd = rsqrtf(all.m2 / n + eps);
-    else rstd = rsqrtf(all.sum / n + eps);
-    if (lane == 0 && begin == 0) {
-      if (CENTER && mean_out) mean_out[row] = mean;
-      if (rstd_out) rstd_out[row] = rstd;
+    m2 = rows::reduce_row<TPR, R>(m2, slots, 1);
+  } else {
+    m2 = total;
+  }
+#if ROWS_BULK
+  if constexpr (CLUSTER > 1) {
+    rows::cluster_wait();  // the others' barriers exist
+    if (threadIdx.x == 0) rows::barrier_expect(&arrived, sizeof(box));
+    if (threadIdx.x < CLUSTER)
+#pragma unroll
+      for (int m = 0; m < ROWS; ++m) {
+        rows::send(box + (rank * ROWS + m) * kKinds, &arrived, threadIdx.x, m2.v[m]);
+        if constexpr (CENTER) rows::send(box + (rank * ROWS + m) * kKinds + 1, &arrived, threadIdx.x, mean[m]);
+      }
+    rows::barrier_wait(&arrived, 0);
+#pragma unroll
+    for (int m = 0; m < ROWS; ++m)
+      merge<CENTER, CLUSTER>(box + m * kKinds, ROWS * kKinds, n, chunk, mean[m], m2.v[m]);
+  }
+#endif
+#pragma unroll
+  for (int m = 0; m < ROWS; ++m) {
+    rstd[m] = rsqrtf(m2.v[m] / n + eps);
+    if (lane == 0 && begin == 0 && valid(m)) {
+      if (CENTER && mean_out) mean_out[row0 + m] = mean[m];
+      if (rstd_out) rstd_out[row0 + m] = rstd[m];
     }
-    T* out = y + size_t(row) * n + begin;
+  }
 #pragma unroll
-    for (int j = 0; j < VPT; ++j) {
-      const int column = (j * TPR + lane) * kVec;
-      if (column < mine) {
-        float f[kVec], w[kVec], c[kVec];
-        Vec<T>::unpack(rows::opaque(held[0][j]), f);
-        scale.get(begin, column, w);
-        if constexpr (CENTER) shift.get(begin, column, c);
+  for (int j = 0; j < VPT; ++j) {
+    const int column = (j * TPR + lane) * kVec;
+    if (column < mine) {
+      float w[kVec], c[kVec];
+      Vec<T>::unpack(AHEAD ? ahead_gamma[AHEAD ? j : 0] : often(gamma, begin + column, 1.f), w);
+      if constexpr (CENTER) Vec<T>::unpack(AHEAD ? ahead_beta[AHEAD ? j : 0] : often(beta, begin + column, 0.f), c);
 #pragma unroll
-        for (int i = 0; i < kVec; ++i) f[i] = CENTER ? fmaf(normalise(f[i], mean, rstd), w[i], c[i]) : f[i] * rstd * w[i];
-        rows::store_once(out + column, Vec<T>::pack(f));
+      for (int m = 0; m < ROWS; ++m) {
+        float f[kVec];
+        get(m, j, f);
+#pragma unroll
+        for (int i = 0; i < kVec; ++i)
+          f[i] = CENTER ? fmaf(normalise(f[i], mean[m], rstd[m]), w[i], c[i]) : f[i] * rstd[m] * w[i];
+        if (valid(m)) rows::store(y + start(m) + column, Vec<T>::pack(f));
       }
     }
-  };
-  Walk::run(from, rows, n, raw, prepare, part, finish);
+  }
 }
+
+#if ROWS_BULK || !defined(__CUDA_ARCH__)
+// The same for rows so long that gamma and beta, read anew for each, are half of the traffic: persistent clusters keep their
+// part in registers. Rows come to shared memory (STAGES chunk elements) by bulk copies, and what the blocks send each other
+// of one row travels while they reduce the next. Grid: whole clusters, all resident.
+template <int CENTER, int TPR, int VPT, int STAGES, int CLUSTER, int BLOCKS>
+__global__ void __launch_bounds__(TPR, BLOCKS)
+    norm_rows_pipe(const T* __restrict__ x, const T* __restrict__ residual, const T* __restrict__ gamma,
+                   const T* __restrict__ beta, T* __restrict__ y, T* __restrict__ sum, float* __restrict__ mean_out,
+                   float* __restrict__ rstd_out, int rows, int n, float eps) {
+#if ROWS_BULK
+  constexpr int kBoxes = 4, kKinds = CENTER ? 2 : 1;
+  __shared__ alignas(16) Sum slots[2][TPR / 32];
+  __shared__ alignas(16) float box[kBoxes][CLUSTER * kKinds];
+  __shared__ alignas(8) u64 arrived[kBoxes], full[STAGES];
+  extern __shared__ __align__(128) unsigned char raw[];
+  const int rank = CLUSTER > 1 ? blockIdx.x % CLUSTER : 0, chunk = rows::chunk_of<T>(n, CLUSTER), begin = rank * chunk;
+  const int mine = CLUSTER > 1 ? max(0, min(chunk, n - begin)) : n, lane = threadIdx.x;
+  const int step = gridDim.x / CLUSTER, first = blockIdx.x / CLUSTER;
+  const int count = first < rows ? (rows - first + step - 1) / step : 0;
+  auto stage = [&](int i) { return reinterpret_cast<T*>(raw) + i % STAGES * chunk; };
+  auto fetch = [&](int i) {
+    rows::barrier_expect(&full[i % STAGES], mine * sizeof(T));
+    if (mine > 0) rows::bulk_load(stage(i), x + size_t(first + i * step) * n + begin, mine * sizeof(T), &full[i % STAGES]);
+  };
+  if (lane == 0) {
+    for (int s = 0; s < STAGES; ++s) rows::barrier_init(&full[s], 1);
+    for (int s = 0; s < kBoxes; ++s) rows::barrier_init(&arrived[s], 1);
+    rows::barriers_ready();
+  }
+  if constexpr (CLUSTER > 1) rows::cluster_arrive_relaxed();
+  rows::follow();
+  if (lane == 0)
+    for (int i = 0; i < min(STAGES, count); ++i) fetch(i);
+  uint4 scale[VPT], shift[CENTER ? VPT : 1];
+#pragma unroll
+  for (int j = 0; j < VPT; ++j) {
+    const int column = (j * TPR + lane) * kVec;
+    if (column < mine) {
+      scale[j] = often(gamma, begin + column, 1.f);
+      if constexpr (CENTER) shift[CENTER ? j : 0] = often(beta, begin + column, 0.f);
+    }
+  }
+  __syncthreads();
+  if constexpr (CLUSTER > 1) rows::cluster_wait();
+  float mean = 0.f, m2 = 0.f;
+  // Step i reduces row i and stores row i - 1.
+  for (int i = 0; i <= count; ++i) {
+    float own_mean = 0.f, own_m2 = 0.f;
+    if (i < count) {
+      rows::barrier_wait(&full[i % STAGES], i / STAGES & 1);
+      uint4 held[VPT];
+      float total = 0.f;
+#pragma unroll
+      for (int j = 0; j < VPT; ++j)
+        if ((j * TPR + lane) * kVec < mine) {
+          float f[kVec];
+          held[j] = rows::load_shared(reinterpret_cast<const uint4*>(stage(i)) + j * TPR + lane);
+          Vec<T>::unpack(held[j], f);
+#pragma unroll
+          for (int k = 0; k < kVec; ++k) total += CENTER ? f[k] : f[k] * f[k];
+        }
+      total = rows::reduce_row<TPR, 1>(Sum{total}, slots[CENTER ? 0 : i & 1], 0).v[0];
+      if constexpr (CENTER) {
+        own_mean = mine > 0 ? __fdividef(total, float(mine)) : 0.f;
+#pragma unroll
+        for (int j = 0; j < VPT; ++j)
+          if ((j * TPR + lane) * kVec < mine) {
+            float f[kVec];
+            Vec<T>::unpack(rows::opaque(held[j]), f);
+#pragma unroll
+            for (int k = 0; k < kVec; ++k) own_m2 = fmaf(f[k] - own_mean, f[k] - own_mean, own_m2);
+          }
+        own_m2 = rows::reduce_row<TPR, 1>(Sum{own_m2}, slots[1], 0).v[0];
+      } else {
+        own_m2 = total;
+      }
+      if constexpr (CLUSTER > 1) {
+        // A block sends row i after it has everybody's row i - 2, and they sent that after they were done with row i - 4.
+        float* here = box[i % kBoxes] + rank * kKinds;
+        u64* there = &arrived[i % kBoxes];
+        if (lane == 0) rows::barrier_expect(there, sizeof(box[0]));
+        if (lane < CLUSTER) {
+          rows::send(here, there, lane, own_m2);
+          if constexpr (CENTER) rows::send(here + 1, there, lane, own_mean);
+        }
+      }
+      // All threads have passed a barrier since row i - 2 was stored: its stage is free.
+      if (lane == 0 && i >= 2 && i - 2 + STAGES < count) fetch(i - 2 + STAGES);
+    }
+    if (i > 0) {
+      const int p = i - 1, row = first + p * step;
+      if constexpr (CLUSTER > 1) {
+        rows::barrier_wait(&arrived[p % kBoxes], p / kBoxes & 1);
+        merge<CENTER, CLUSTER>(box[p % kBoxes], kKinds, n, chunk, mean, m2);
+      }
+      const float rstd = rsqrtf(m2 / n + eps);
+      if (lane == 0 && begin == 0) {
+        if (CENTER && mean_out) mean_out[row] = mean;
+        if (rstd_out) rstd_out[row] = rstd;
+      }
+      T* out = y + size_t(row) * n + begin;
+#pragma unroll
+      for (int j = 0; j < VPT; ++j) {
+        const int column = (j * TPR + lane) * kVec;
+        if (column < mine) {
+          float f[kVec], w[kVec], c[kVec];
+          Vec<T>::unpack(rows::load_shared(reinterpret_cast<const uint4*>(stage(p)) + j * TPR + lane), f);
+          Vec<T>::unpack(rows::opaque(scale[j]), w);
+          if constexpr (CENTER) Vec<T>::unpack(rows::opaque(shift[CENTER ? j : 0]), c);
+#pragma unroll
+          for (int k = 0; k < kVec; ++k)
+            f[k] = CENTER ? fmaf(normalise(f[k], mean, rstd), w[k], c[k]) : f[k] * rstd * w[k];
+          rows::store(out + column, Vec<T>::pack(f));
+        }
+      }
+    }
+    if constexpr (CLUSTER == 1) mean = own_mean, m2 = own_m2;
+  }
+#endif
+}
+#endif
 
 // With hat = (x - mean) rstd and g = dy gamma: dx = rstd (g - mean(g) [CENTER] - hat mean(g hat)).
 // partial_gamma, partial_beta: [gridDim.x / (CLUSTER GROUP), pitch] float, summed by norm_rows_finish.
-// Dynamic shared memory: the larger of (stages of kBulk, then gamma: chunk elements) and R chunk floats.
+// Dynamic shared memory: the larger of (stages of kBulk, then gamma: chunk elements) and, with R GROUP > 1, the sums of every team: R chunk
+// floats, 2 R chunk with CENTER.
 template <int CENTER, int TPR, int VPT, int R, int LOAD, int STAGES, int CLUSTER, int GROUP, int BLOCKS>
 __global__ void __launch_bounds__(TPR* R, BLOCKS)
     norm_rows_backward(const T* __restrict__ x, const T* __restrict__ dy, const T* __restrict__ gamma,
@@ -162,7 +372,8 @@ __global__ void __launch_bounds__(TPR* R, BLOCKS)
   const int chunk = rows::chunk_of<T>(n, CLUSTER);
   const int offset = CLUSTER > 1 ? int(blockIdx.x % CLUSTER) * chunk : 0;
   const int width = max(0, min(chunk, n - offset));
-  const Shared<true> scale{gamma, reinterpret_cast<T*>(raw) + (LOAD == rows::kBulk ? size_t(R) * STAGES * 2 * chunk : 0), 1.f};
+  // gamma stays in shared memory: what misses L1 costs L2 bandwidth, which is what limits these kernels.
+  T* scale = reinterpret_cast<T*>(raw) + (LOAD == rows::kBulk ? size_t(R) * STAGES * 2 * chunk : 0);
   float dgamma[VPT][kVec], dbeta[CENTER ? VPT : 1][kVec];
 #pragma unroll
   for (int j = 0; j < VPT; ++j) {
@@ -182,7 +393,8 @@ __global__ void __launch_bounds__(TPR* R, BLOCKS)
   };
   auto prepare = [&] {
     ask(first);
-    scale.prepare(offset, width);
+    for (int column = threadIdx.x * kVec; column < width; column += TPR * R * kVec)
+      *reinterpret_cast<uint4*>(scale + column) = often(gamma, offset + column, 1.f);
     __syncthreads();
   };
   auto part = [&](int row, int begin, int mine, int lane, uint4(&held)[2][VPT]) {
@@ -194,19 +406,21 @@ __global__ void __launch_bounds__(TPR* R, BLOCKS)
       if ((j * TPR + lane) * kVec < mine) {
         float a[kVec], d[kVec], w[kVec];
         Vec<T>::unpack(held[0][j], a), Vec<T>::unpack(held[1][j], d);
-        scale.get(begin, (j * TPR + lane) * kVec, w);
+        Vec<T>::unpack(reinterpret_cast<const uint4*>(scale)[j * TPR + lane], w);
 #pragma unroll
         for (int i = 0; i < kVec; ++i) {
-          const float dh = d[i] * (CENTER ? normalise(a[i], mean, rstd) : a[i] * rstd);
-          dgamma[j][i] += dh;
-          sums.a = fmaf(dh, w[i], sums.a);
-          if (CENTER) sums.b = fmaf(d[i], w[i], sums.b), dbeta[CENTER ? j : 0][i] += d[i];
+          const float hat = CENTER ? normalise(a[i], mean, rstd) : a[i] * rstd, g = d[i] * w[i];
+          dgamma[j][i] = fmaf(d[i], hat, dgamma[j][i]);
+          sums.v[0] = fmaf(g, hat, sums.v[0]);
+          if (CENTER) sums.v[1] += g, dbeta[CENTER ? j : 0][i] += d[i];
         }
       }
     return sums;
   };
   auto finish = [&](int row, int begin, int mine, int lane, uint4(&held)[2][VPT], Sum2 sums) {
-    const float along = sums.a / n, shift = CENTER ? sums.b / n : 0.f;
+    const float along = sums.v[0] / n, shift = CENTER ? sums.v[1] / n : 0.f;
+    // rstd (g - shift - hat along) as one line in x, with the accuracy that normalise has: slope x + level + rstd g.
+    const float slope = -rstd * rstd * along, level = CENTER ? rstd * fmaf(mean * rstd, along, -shift) : 0.f;
     T* out = dx + size_t(row) * n + begin;
 #pragma unroll
     for (int j = 0; j < VPT; ++j) {
@@ -214,36 +428,36 @@ __global__ void __launch_bounds__(TPR* R, BLOCKS)
       if (column < mine) {
         float a[kVec], d[kVec], w[kVec];
         Vec<T>::unpack(rows::opaque(held[0][j]), a), Vec<T>::unpack(rows::opaque(held[1][j]), d);
-        scale.get(begin, column, w);
+        Vec<T>::unpack(reinterpret_cast<const uint4*>(scale)[j * TPR + lane], w);
 #pragma unroll
-        for (int i = 0; i < kVec; ++i) {
-          const float hat = CENTER ? normalise(a[i], mean, rstd) : a[i] * rstd;
-          a[i] = rstd * fmaf(d[i], w[i], CENTER ? fmaf(-hat, along, -shift) : -hat * along);
-        }
-        rows::store_once(out + column, Vec<T>::pack(a));
+        for (int i = 0; i < kVec; ++i)
+          a[i] = fmaf(d[i], w[i] * rstd, sizeof(T) == 2 ? fmaf(a[i], slope, level) : slope * (a[i] - mean) - rstd * shift);
+        rows::store(out + column, Vec<T>::pack(a));
       }
     }
   };
   Walk::run(from, rows, n, raw, prepare, part, finish);
 
-  const int team = int(threadIdx.x) / TPR, lane = int(threadIdx.x) % TPR;
+  // Both gradients at once: the sums of the block's teams, then those of the blocks of the cluster.
+  constexpr int kKinds = CENTER ? 2 : 1;
+  const int team = int(threadIdx.x) / TPR, lane = int(threadIdx.x) % TPR, pieces = width / 4;
   float* gather = reinterpret_cast<float*>(raw);
+  const size_t to = size_t(blockIdx.x / (CLUSTER * GROUP)) * pitch + offset;
+  __syncthreads();
 #pragma unroll
-  for (int which = 0; which < (CENTER ? 2 : 1); ++which) {
-    float* to = (which ? partial_beta : partial_gamma) + size_t(blockIdx.x / (CLUSTER * GROUP)) * pitch + offset;
-    __syncthreads();
+  for (int which = 0; which < kKinds; ++which)
 #pragma unroll
     for (int j = 0; j < VPT; ++j) {
       const int column = (j * TPR + lane) * kVec;
       if (column < width) {
         const float* s = which ? dbeta[CENTER ? j : 0] : dgamma[j];
+        float* into = R * GROUP > 1 ? gather + (which * R + team) * chunk : (which ? partial_beta : partial_gamma) + to;
 #pragma unroll
         for (int i = 0; i < kVec; i += 4)
-          *reinterpret_cast<float4*>((R * GROUP > 1 ? gather + team * chunk : to) + column + i) =
-              make_float4(s[i], s[i + 1], s[i + 2], s[i + 3]);
+          *reinterpret_cast<float4*>(into + column + i) = make_float4(s[i], s[i + 1], s[i + 2], s[i + 3]);
       }
     }
-    if constexpr (R * GROUP == 1) continue;
+  if constexpr (R * GROUP > 1) {
     int mine = 0;
 #if ROWS_BULK
     int base = 0;
@@ -253,19 +467,23 @@ __global__ void __launch_bounds__(TPR* R, BLOCKS)
     } else
 #endif
       __syncthreads();
-    for (int column = mine * TPR * R + threadIdx.x; column < width; column += TPR * R * GROUP) {
-      float s = 0.f;
+    for (int piece = mine * TPR * R + threadIdx.x; piece < kKinds * pieces; piece += TPR * R * GROUP) {
+      const int which = piece >= pieces, column = (which ? piece - pieces : piece) * 4;
+      float4 s = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
       for (int g = 0; g < GROUP; ++g)
 #pragma unroll
         for (int k = 0; k < R; ++k) {
+          const float4* from_team = reinterpret_cast<const float4*>(gather + (which * R + k) * chunk + column);
+          float4 v;
 #if ROWS_BULK
-          if constexpr (GROUP > 1) s += rows::load_remote(gather + k * chunk + column, g * CLUSTER + base);
+          if constexpr (GROUP > 1) v = rows::load_remote(from_team, g * CLUSTER + base);
           else
 #endif
-            s += gather[k * chunk + column];
+            v = *from_team;
+          s.x += v.x, s.y += v.y, s.z += v.z, s.w += v.w;
         }
-      to[column] = s;
+      *reinterpret_cast<float4*>((which ? partial_beta : partial_gamma) + to + column) = s;
     }
 #if ROWS_BULK
     if constexpr (GROUP > 1) rows::cluster_arrive(), rows::cluster_wait();  // the others have read this block's sums
@@ -318,13 +536,13 @@ __global__ void __launch_bounds__(512)
     if (RESIDUAL) Vec<T>::store(sum + start + c, Vec<T>::load(x + start + c) + Vec<T>::load(residual + start + c));
     if (CENTER) total += Vec<T>::load(from + start + c);
   }
-  const float mean = CENTER ? rows::reduce_row<Sum, 512, 1>(Sum{total}, slots[0], 0).sum / n : 0.f;
+  const float mean = CENTER ? rows::reduce_row<512, 1>(Sum{total}, slots[0], 0).v[0] / n : 0.f;
   float m2 = 0.f;
   for (int c = threadIdx.x; c < n; c += 512) {
     const float d = Vec<T>::load(from + start + c) - mean;
     m2 = fmaf(d, d, m2);
   }
-  const float rstd = rsqrtf(rows::reduce_row<Sum, 512, 1>(Sum{m2}, slots[1], 0).sum / n + eps);
+  const float rstd = rsqrtf(rows::reduce_row<512, 1>(Sum{m2}, slots[1], 0).v[0] / n + eps);
   if (threadIdx.x == 0) {
     if (CENTER && mean_out) mean_out[blockIdx.x] = mean;
     if (rstd_out) rstd_out[blockIdx.x] = rstd;
@@ -353,12 +571,12 @@ __global__ void __launch_bounds__(512)
     for (int c = threadIdx.x; c < n; c += 512) {
       const float d = Vec<T>::load(dy + start + c), hat = (Vec<T>::load(x + start + c) - mean) * rstd;
       const float g = gamma ? d * Vec<T>::load(gamma + c) : d;
-      sums.a = fmaf(g, hat, sums.a), sums.b += g;
+      sums.v[0] = fmaf(g, hat, sums.v[0]), sums.v[1] += g;
       dgamma[c] = it ? fmaf(d, hat, dgamma[c]) : d * hat;
       if (CENTER) dbeta[c] = it ? dbeta[c] + d : d;
     }
-    sums = rows::reduce_row<Sum2, 512, 1>(sums, slots, it & 1);
-    const float along = sums.a / n, shift = CENTER ? sums.b / n : 0.f;
+    sums = rows::reduce_row<512, 1>(sums, slots, it & 1);
+    const float along = sums.v[0] / n, shift = CENTER ? sums.v[1] / n : 0.f;
     for (int c = threadIdx.x; c < n; c += 512) {
       const float hat = (Vec<T>::load(x + start + c) - mean) * rstd, d = Vec<T>::load(dy + start + c);
       Vec<T>::store(dx + start + c, rstd * ((gamma ? d * Vec<T>::load(gamma + c) : d) - shift - hat * along));
@@ -367,8 +585,8 @@ __global__ void __launch_bounds__(512)
 }
 
 #ifndef __CUDACC_RTC__  // what the catalogue runs; at run time NVRTC instantiates what is asked for
-template __global__ void norm_rows<CENTERED, 0, 32, 4, 4, 1, 1, 1, 6>(const T*, const T*, const T*, const T*, T*, T*, float*,
-                                                                     float*, int, int, float);
-template __global__ void norm_rows<CENTERED, 0, 512, 8, 1, 0, 1, 1, 2>(const T*, const T*, const T*, const T*, T*, T*, float*,
-                                                                      float*, int, int, float);
+template __global__ void norm_rows<CENTERED, 0, 32, 4, 4, 0, 1, 1, 0, 8>(const T*, const T*, const T*, const T*, T*, T*,
+                                                                        float*, float*, int, int, float);
+template __global__ void norm_rows<CENTERED, 0, 512, 8, 1, 0, 1, 1, 0, 2>(const T*, const T*, const T*, const T*, T*, T*,
+                                                                         float*, float*, int, int, float);
 #endif

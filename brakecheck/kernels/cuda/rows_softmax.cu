@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(TPR* R, BLOCKS)
         float a[kVec], b[kVec];
         Vec<T>::unpack(held[0][j], a), Vec<T>::unpack(held[1][j], b);
 #pragma unroll
-        for (int i = 0; i < kVec; ++i) a[i] *= b[i] - dot.sum;
+        for (int i = 0; i < kVec; ++i) a[i] *= b[i] - dot.v[0];
         rows::store_once(out + column, Vec<T>::pack(a));
       }
     }
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(512) softmax_any(const T* __restrict__ x, T* _
     const float shift = top == -ROWS_INFINITY ? 0.f : top;
     own = {top, own.sum * exp2_fast(own.maximum - shift) + exp2_fast(fmaf(v, rows::kLog2e, -shift))};
   }
-  const MaxSum all = rows::reduce_row<MaxSum, 512, 1>(own, slots, 0);
+  const MaxSum all = rows::reduce_row<512, 1>(own, slots, 0);
   const float scale = 1.f / all.sum;
   for (int c = threadIdx.x; c < n; c += 512)
     Vec<T>::store(y + start + c, exp2_fast(fmaf(Vec<T>::load(x + start + c), rows::kLog2e, -all.maximum)) * scale);
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(512)
   const size_t start = size_t(blockIdx.x) * n;
   float dot = 0.f;
   for (int c = threadIdx.x; c < n; c += 512) dot = fmaf(Vec<T>::load(y + start + c), Vec<T>::load(dy + start + c), dot);
-  dot = rows::reduce_row<Sum, 512, 1>(Sum{dot}, slots, 0).sum;
+  dot = rows::reduce_row<512, 1>(Sum{dot}, slots, 0).v[0];
   for (int c = threadIdx.x; c < n; c += 512)
     Vec<T>::store(dx + start + c, Vec<T>::load(y + start + c) * (Vec<T>::load(dy + start + c) - dot));
 }
