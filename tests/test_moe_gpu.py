@@ -14,22 +14,20 @@ SCORINGS = [("softmax", False, True), ("softmax", False, False), ("sigmoid", Tru
 
 
 def judge(x, k, scoring="softmax", bias=None, renormalise=True):
-    """Exact choice without a bias; with one, scores closer than 1e-6 may swap. Twice: the state is used again."""
-    wanted = plans.route(x.double(), k, scoring, bias, renormalise, 2.5)
+    """Exact choice without a bias; with one, scores closer than 1e-6 may swap. All else follows from the choice. Twice:
+    the state is used again."""
+    wanted = plans.route(x.double(), k, scoring, bias, renormalise, 2.5)["index"].long()
     for _ in range(2):
         index, weight, place, counts, offsets = ops.route(x, k, scoring, bias, renormalise, 2.5)
-        if bias is None:
-            assert torch.equal(index, wanted["index"])
-            torch.testing.assert_close(weight.double(), wanted["weight"], rtol=1e-4, atol=1e-7, equal_nan=True)
-        else:
+        apart = index != wanted
+        if bias is not None:
             by = (x.double().sigmoid() if scoring == "sigmoid" else x.double().softmax(1)) + bias.double()
-            apart = by.gather(1, index.long()) - by.gather(1, wanted["index"].long())
-            assert bool(((index == wanted["index"]) | (apart.abs() < 1e-6)).all())
-        flat = index.reshape(-1).long()
-        assert torch.equal(counts.long(), torch.bincount(flat, minlength=x.shape[1]))
-        assert torch.equal(offsets.long(), torch.nn.functional.pad(counts.long().cumsum(0), (1, 0)))
-        order = flat.sort(stable=True).indices
-        assert torch.equal(place.reshape(-1)[order].long(), torch.arange(flat.numel(), device="cuda"))
+            apart &= (by.gather(1, index.long()) - by.gather(1, wanted)).abs() > 1e-6
+        assert not bool(apart.any())
+        exact = plans.route(x.double(), k, scoring, bias, renormalise, 2.5, index.long())
+        torch.testing.assert_close(weight.double(), exact["weight"], rtol=1e-4, atol=1e-7, equal_nan=True)
+        assert torch.equal(counts, exact["counts"]) and torch.equal(offsets, exact["offsets"])
+        assert torch.equal(place, exact["place"])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -55,9 +53,11 @@ FILLS = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens, experts, k", [(1, 256, 8), (100, 100, 5), (1000, 300, 12), (4000, 256, 8)])
 @pytest.mark.parametrize("fill", FILLS)
-def test_router_where_scores_are_special(tokens, experts, k, fill, dtype):
+@pytest.mark.parametrize("scoring, biased, renormalise", SCORINGS)
+def test_router_where_scores_are_special(tokens, experts, k, fill, scoring, biased, renormalise, dtype):
     torch.manual_seed(2)
-    judge(FILLS[fill](torch.randn(tokens, experts, device="cuda")).to(dtype), k)
+    x = FILLS[fill](torch.randn(tokens, experts, device="cuda")).to(dtype)
+    judge(x, k, scoring, torch.randn(experts, device="cuda") * 0.1 if biased else None, renormalise)
 
 
 def test_router_in_a_graph_beside_other_shapes():

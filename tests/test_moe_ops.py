@@ -163,6 +163,13 @@ def test_router_plan_covers_every_token_within_limits(tokens, experts, k, sms):
         assert (1 << (plan.shared - 1).bit_length()) + plans.STATIC_SHARED <= 164 * 1024
 
 
+@pytest.mark.parametrize("experts, k", [(1, 1), (8, 2), (17, 16), (60, 6), (256, 8), (509, 10), (512, 16)])
+def test_plan_of_one_token_has_as_many_segments_as_it_needs(experts, k):
+    _, threads, shift = plans.router_one_plan(experts, k, "float32")
+    assert experts <= threads <= 512 and threads % 32 == 0
+    assert 0 <= shift <= 5 and k <= plans.blocks(experts, 1 << shift) <= 32
+
+
 @pytest.mark.parametrize("width", [8, 64, 4096, 7168, 16384, 12296])
 def test_parts_of_a_row(width):
     part = plans.part_of(width)
@@ -257,7 +264,7 @@ def test_arena_tensors_do_not_overlap_and_slots_come_back():
 
 KERNELS = [
     ("router.cu", ("router<float, 0, 8, 32>", "router<unsigned short, 1, 16, 32>"), (), 80),
-    ("router_one.cu", ("router_one<float, 8>", "router_one<unsigned short, 16>"), (), 80),
+    ("router_one.cu", ("router_one<float>", "router_one<unsigned short>"), (), 80),
     ("moe_permute.cu", ("moe_permute",), (), 80), ("moe_permute_bulk.cu", ("moe_permute_bulk",), (), 90),
     ("moe_unpermute.cu", ("moe_unpermute<8>", "moe_unpermute<0>", "moe_unpermute_backward<8>"), (), 80),
     ("scatter_rows.cu", ("scatter_rows",), ("RUN=64",), 80),

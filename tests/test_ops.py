@@ -129,7 +129,7 @@ def parameters(source, entry):
     for parameter in found[1].split(","):
         words = re.sub(r"const|__restrict__|RESTRICT|__grid_constant__", " ", parameter).replace("*", " * ").split()
         # A parameter of type T is of the instantiation's first argument, router<float, 0, 8, 32>, where that is a type.
-        first = entry.partition("<")[2].split(",")[0]
+        first = entry.partition("<")[2].split(",")[0].rstrip(">")
         types.append(" ".join(first if w == "T" and not first.isdigit() else w for w in words[:-1]))
     return types
 

@@ -45,7 +45,7 @@ def route(logits: Tensor, k: int, scoring: str = "softmax", bias: Optional[Tenso
 
     Scores are the softmax or sigmoid of the logits. bias (experts, float32) counts for the choice alone; without it
     experts are chosen by their logits. Equal scores go to the lower expert. renormalise: the k weights add up to scale.
-    A row with a NaN gets experts 0 .. k-1 and NaN weights; a row of -inf gets experts 0 .. k-1 and weights 0.
+    A row with a NaN gets experts 0 .. k-1 and NaN weights; in a row of -inf all scores and weights are 0.
     The result does not depend on timing. Gradients flow from weight to logits. At most 16 calls may run at once."""
     if logits.dim() != 2 or not 1 <= k <= min(plans.MOST_K, logits.shape[1]) or logits.shape[1] > plans.MOST_EXPERTS:
         raise UsageError(f"logits {tuple(logits.shape)} with k = {k} cannot be routed", "route",
@@ -144,8 +144,9 @@ def _route_cuda(logits: Tensor, bias: Optional[Tensor], k: int, sigmoid: bool, r
     device, dtype = logits.device.index, _PTX_TYPES[logits.dtype]
     numbers = [int(sigmoid), int(renormalise), float(scale)]
     if tokens == 1:
-        kernel = jit.kernel("router_one.cu", plans.router_one_entry(experts, dtype), device, (32, 1))
-        kernel((1, 1), [logits, bias, *out, experts, k, *numbers], _stream(logits))
+        entry, threads, shift = plans.router_one_plan(experts, k, dtype)
+        kernel = jit.kernel("router_one.cu", entry, device, (threads, 1))
+        kernel((1, 1), [logits, bias, *out, experts, k, *numbers, shift], _stream(logits))
         return out
     properties = torch.cuda.get_device_properties(device)
     plan = plans.router_plan(tokens, experts, k, dtype, bias is not None, properties.multi_processor_count)

@@ -4,7 +4,7 @@ by the torch operators (moe.py)."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict
+from typing import Any, Dict, Tuple
 
 ROUTER_THREADS, MOST_EXPERTS, MOST_K = 512, 512, 16  # as in router.cu, and so are the next three lines
 STATIC_SHARED = 20 << 10  # bytes at most, of router.cu
@@ -46,28 +46,33 @@ def router_plan(tokens: int, experts: int, k: int, dtype: str, bias: bool, sms: 
     return RouterPlan(f"router<{CTYPES[dtype]}, {int(bias)}, {lanes}, {held}>", grid, each, shared)
 
 
-def router_one_entry(experts: int, dtype: str) -> str:
-    return f"router_one<{CTYPES[dtype]}, {8 if experts <= 256 else 16}>"
+def router_one_plan(experts: int, k: int, dtype: str) -> Tuple[str, int, int]:
+    """Instantiation, threads, and the logarithm of the segments' length: the longest that leaves at least k of them."""
+    shift = next(s for s in (5, 4, 3, 2, 1, 0) if blocks(experts, 1 << s) >= k)
+    return f"router_one<{CTYPES[dtype]}>", blocks(experts, 32) * 32, shift
 
 
-def route(logits: Any, k: int, scoring: str, bias: Any, renormalise: bool, scale: float) -> Dict[str, Any]:
+def route(logits: Any, k: int, scoring: str, bias: Any, renormalise: bool, scale: float,
+          index: Any = None) -> Dict[str, Any]:
     """What the kernel computes, in the precision of `logits`, with torch's operators: stable, so ties go to the lower
-    expert. Without a bias experts are chosen by their logits, with one by score + bias."""
+    expert. Without a bias experts are chosen by their logits, with one by score + bias. index: weigh and place these
+    instead. Can be captured into a graph: nothing is read back to the host."""
     import torch
 
     bad, empty = logits.isnan().any(1, keepdim=True), (logits == -float("inf")).all(1, keepdim=True)
     known = logits.masked_fill(bad | empty, 0.0)  # all equal: experts 0 .. k-1
-    score = known.sigmoid() if scoring == "sigmoid" else known.softmax(1)
-    by = known if bias is None else (score + bias.to(score.dtype)).masked_fill(bad | empty, 0.0)
-    index = by.sort(dim=1, descending=True, stable=True).indices[:, :k]
+    score = (known.sigmoid() if scoring == "sigmoid" else known.softmax(1)).masked_fill(empty, 0.0)
+    if index is None:
+        by = known if bias is None else (score + bias.to(score.dtype)).masked_fill(bad, 0.0)
+        index = by.sort(dim=1, descending=True, stable=True).indices[:, :k]
     weight = score.gather(1, index)
     if renormalise:
         weight = weight / weight.sum(1, keepdim=True)
     weight = (weight * scale).masked_fill(empty, 0.0).masked_fill(bad, float("nan"))
     flat = index.reshape(-1)
-    counts = torch.bincount(flat, minlength=logits.shape[1])
-    place = torch.empty_like(flat)
-    place[flat.sort(stable=True).indices] = torch.arange(flat.numel(), device=flat.device)
+    counts = flat.new_zeros(logits.shape[1]).scatter_add_(0, flat, torch.ones_like(flat))
+    rows = torch.arange(flat.numel(), device=flat.device)
+    place = torch.empty_like(flat).scatter_(0, flat.sort(stable=True).indices, rows)
     return {
         "index": index.int(), "weight": weight, "place": place.reshape(index.shape).int(), "counts": counts.int(),
         "offsets": torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int(),

@@ -15,12 +15,16 @@ def one_by_one(x: Any, w: Any, offsets: Any) -> Any:
 
 
 def grouped(x: Any, w: Any, offsets: Any) -> Any:
-    """The same in one call, where this torch has one (2.8) that takes these shapes: rows of whole 16 bytes."""
+    """The same in one call, where this torch has one (2.8). It takes rows of whole 16 bytes: others are padded with
+    zeros."""
     import torch
 
-    each = 16 // x.element_size()
-    if not hasattr(torch, "_grouped_mm") or w.shape[1] % each or w.shape[2] % each:
+    if not hasattr(torch, "_grouped_mm"):
         return one_by_one(x, w, offsets)
+    each, (n, k) = 16 // x.element_size(), w.shape[1:]
+    if n % each or k % each:
+        x = torch.nn.functional.pad(x, (0, -k % each))
+        w = torch.nn.functional.pad(w, (0, -k % each, 0, -n % each))
     # Of columns that lie together it wants a multiple of 16 bytes from every expert, and asserts that on the device.
-    rows, weights = (t if t.stride(-1) == 1 else t.contiguous() for t in (x, w))
-    return torch._grouped_mm(rows, weights.transpose(1, 2), offs=offsets[1:])
+    x, w = (t if t.stride(-1) == 1 else t.contiguous() for t in (x, w))
+    return torch._grouped_mm(x, w.transpose(1, 2), offs=offsets[1:])[:, :n].contiguous()

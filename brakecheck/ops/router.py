@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List
 
-from ..kernels.moe_plans import ROUTER_THREADS, STATE_WORDS, RouterPlan, route, router_one_entry, router_plan
+from ..kernels.moe_plans import ROUTER_THREADS, STATE_WORDS, RouterPlan, route, router_one_plan, router_plan
 from .base import Case, Cost, CudaKernel, Launch, Operator, Tolerance, f32, i32
 from .make import Make
 
@@ -53,25 +53,20 @@ def _(case: Case) -> Tolerance:
 
 @op.comparison
 def _(case: Case, inputs: Dict[str, Any], reference: Dict[str, Any], out: Dict[str, Any]) -> Dict[str, Any]:
-    """Without a bias the choice must be the reference's. With one, float32 scores closer than 1e-6 may swap. Counts and
-    places must follow from the indices that were returned."""
+    """Without a bias the choice must be the reference's. With one, float32 scores closer than 1e-6 may swap. All else
+    must follow from the experts that were returned."""
     import torch
 
     index, wanted, experts = out["index"].long(), reference["index"].long(), case["experts"]
     if not bool(((index >= 0) & (index < experts)).all()):
         return {"ok": False, "error": float("inf"), "wrong_choices": int(index.numel())}
-    wrong = index != wanted
+    wrong, x = index != wanted, inputs["logits"].double()
     if case["bias"]:
-        x = inputs["logits"].double()
         by = (x.sigmoid() if case["scoring"] == "sigmoid" else x.softmax(1)) + inputs["bias"].double()
         wrong &= (by.gather(1, index) - by.gather(1, wanted)).abs() > 1e-6
-    flat = index.reshape(-1)
-    counts = torch.bincount(flat, minlength=experts)
-    place = torch.empty_like(flat)
-    place[flat.sort(stable=True).indices] = torch.arange(flat.numel(), device=flat.device)
-    follows = (torch.equal(out["counts"].long(), counts) and torch.equal(out["place"].long().reshape(-1), place)
-               and torch.equal(out["offsets"].long()[1:], counts.cumsum(0)) and int(out["offsets"][0]) == 0)
-    error = float((out["weight"].double() - reference["weight"]).norm() / reference["weight"].norm())
+    exact = route(x, case["k"], case["scoring"], None, case["renormalise"], 1.0, index)
+    follows = all(torch.equal(out[name], exact[name]) for name in ("place", "counts", "offsets"))
+    error = float((out["weight"].double() - exact["weight"]).norm() / exact["weight"].norm())
     return {"ok": follows and not bool(wrong.any()) and error <= 1e-5, "error": error,
             "wrong_choices": int(wrong.sum())}
 
@@ -106,16 +101,19 @@ def _launches(case: Case, logits: Any, bias: Any, **out: Any) -> List[Launch]:
 
 
 def _launches_one(case: Case, logits: Any, bias: Any, **out: Any) -> List[Launch]:
+    _, threads, shift = router_one_plan(case["experts"], case["k"], case["dtype"])
     numbers = [i32(n) for n in (case["experts"], case["k"], case["scoring"] == "sigmoid", case["renormalise"])]
     null = bias if case["bias"] else bias.new_empty(0)  # a null pointer
-    return [Launch((1, 1, 1), (32, 1, 1), [logits, null, *[out[n] for n in RESULTS], *numbers, f32(1.0)])]
+    arguments = [logits, null, *[out[n] for n in RESULTS], *numbers, f32(1.0), i32(shift)]
+    return [Launch((1, 1, 1), (threads, 1, 1), arguments)]
 
 
 # One instantiation in the catalogue stands for all: each takes seconds to compile for every architecture and release.
 # The torch operator compiles the others when it meets their shapes.
-_ENTRY, _ONE = "router<float, 0, 8, 32>", "router_one<float, 8>"
+_ENTRY, _ONE = "router<float, 0, 8, 32>", ("router_one<float>", 256)
 _SHARED = next(_plan(c).shared for c in op.cases if _plan(c).entry == _ENTRY and c["tokens"] > 1)
 op.cuda(CudaKernel("one-launch", "router.cu", _ENTRY, ROUTER_THREADS, _outputs, _launches, dynamic_shared=_SHARED,
                    zeroed=("state",), supports=lambda case: _plan(case).entry == _ENTRY))
-op.cuda(CudaKernel("one-token", "router_one.cu", _ONE, 32, _results, _launches_one,
-                   supports=lambda c: c["tokens"] == 1 and router_one_entry(c["experts"], c["dtype"]) == _ONE))
+op.cuda(CudaKernel("one-token", "router_one.cu", *_ONE, _results, _launches_one,
+                   supports=lambda c: (c["tokens"] == 1
+                                       and router_one_plan(c["experts"], c["k"], c["dtype"])[:2] == _ONE)))

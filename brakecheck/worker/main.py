@@ -62,8 +62,9 @@ class Worker:
             from brakecheck.worker.cubins import kernel_operators
 
             self.operators.update(kernel_operators(self.operators, Path(request["cubins"])))
-        leaf = torch.zeros(1, requires_grad=True)
-        torch.autograd.grad(leaf.sum(), leaf)  # imports sympy, 2 s: while another worker measures, and in no visit
+        if request.get("device", "cpu") != "cpu":  # a GPU's workers start beside another's visit, and this takes 2 s:
+            leaf = torch.zeros(1, requires_grad=True)  # the first gradient imports sympy
+            torch.autograd.grad(leaf * 2, leaf, torch.ones(1))
         gc.collect()
         gc.freeze()  # what was imported stays: collections during a visit need not walk through it
         self.device, self.in_use = Device(request.get("device", "cpu")), False

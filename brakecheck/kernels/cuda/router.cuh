@@ -15,7 +15,8 @@ __device__ __forceinline__ float score_of_bits(unsigned m) {
   return __uint_as_float(m ^ (m >> 31 ? 0x80000000u : 0xffffffffu));
 }
 
-// Keys are larger for the larger score, then for the lower expert; 0 is below all. A score that is a bfloat16 fits 32 bits.
+// Keys are larger for the larger score, then for the lower expert; 0 is below all. A score that is a bfloat16 fits 32
+// bits.
 template <bool NARROW>
 struct Keys {
   typedef u64 type;
@@ -40,6 +41,23 @@ struct Keys<true> {
 __device__ __forceinline__ float value_at(const float* row, int i) { return row[i]; }
 __device__ __forceinline__ float value_at(const bf16* row, int i) { return to_float(row[i]); }
 
+// In hardware precision, without the code that keeps denormals: those are 0.
+__device__ __forceinline__ float exponential(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(__fmul_rn(x, 1.44269504f)));
+  return y;
+}
+__device__ __forceinline__ float inverse(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float tanh_about(float x) {  // within 2^-11 of it
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // What the kernel needs to turn a logit into a score. Rounding is spelled out, so that it gives the same bits wherever
 // it is inlined.
 struct Scoring {
@@ -47,7 +65,7 @@ struct Scoring {
   float highest, inverse_sum;  // of the token's softmax
 
   __device__ __forceinline__ float operator()(float logit) const {
-    if (sigmoid) return __fdividef(1.0f, __fadd_rn(1.0f, __expf(-logit)));
-    return __fmul_rn(__expf(__fsub_rn(logit, highest)), inverse_sum);
+    if (sigmoid) return inverse(__fadd_rn(1.0f, exponential(-logit)));
+    return __fmul_rn(exponential(__fsub_rn(logit, highest)), inverse_sum);
   }
 };
