@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -72,8 +73,8 @@ def weights_of(file: str) -> dict[str, float]:
         return workload.weights(workload.load(Path(file)))
     weights = data.get("weights", data) if isinstance(data, dict) else None
     numbers = isinstance(weights, dict) and all(
-        isinstance(v, (int, float)) and not isinstance(v, bool) and v >= 0 for v in weights.values())
-    if not weights or not numbers:
+        isinstance(v, (int, float)) and not isinstance(v, bool) and 0 <= v < math.inf for v in weights.values())
+    if not weights or not numbers or not any(weights.values()):
         raise UsageError("a workload is a share of time for each operator", file, example)
     return {str(k): float(v) for k, v in weights.items()}
 
@@ -104,6 +105,8 @@ def _journal(store: str, resume: str | None) -> Path:
         if run.complete or not path.is_file():
             why = "it is complete" if run.complete else "its journal is gone"
             raise UsageError(f"run {run.id} has nothing to resume: {why}", "--resume", "start a new run")
+    elif not path.stat().st_size:
+        raise UsageError("this file is empty: there is nothing to resume", str(path), "start a new run")
     return path
 
 

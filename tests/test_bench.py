@@ -74,6 +74,45 @@ def test_a_failure_that_does_not_come_back_is_a_note(tmp_path):
     run = controller([fake(tmp_path, "a"), fake(tmp_path, "b", "op0=crash-once")]).run()
     (m,) = [m for m in run.of_arm("b") if m.operator == "op0"]
     assert m.status == "ok" and "failed in 1 of" in m.note
+    found = compare_runs(run, run)  # and a reason to wait, where the base did not fail
+    assert found.verdict is Verdict.HOLD and "failed in 1 of" in found.headline and "exit status 7" in found.headline
+
+
+def test_what_could_not_be_checked_is_checked_by_the_next_visit(tmp_path):
+    found = controller([fake(tmp_path, "a"), fake(tmp_path, "b", "op0=crash-once")])
+    asked = []
+    request = found._request
+    found._request = lambda *a: (lambda r: asked.append((*a[:3], r["checks"])) or r)(request(*a))
+    found.run()
+    assert [(pair, checks) for arm, pair, operator, checks in asked if (arm, operator) == (1, "op0")][:3] == [
+        (0, True), (1, True), (2, False)]
+
+
+def test_a_file_that_is_no_journal_is_left_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(measuring, "open_environment", lambda spec: fake(tmp_path, spec[4:]).environment)
+    for text in ("notes without an end of line", '{"event": "visit"}\n', '{"id": "run"}'):
+        path = tmp_path / "notes"
+        path.write_text(text)
+        with pytest.raises(UsageError, match="no journal"):
+            measuring.measure("env:a", store=str(tmp_path / "store"), resume=str(path))
+        assert path.read_text() == text
+    (tmp_path / "empty").touch()
+    with pytest.raises(UsageError, match="empty"):
+        measuring.measure("env:a", store=str(tmp_path / "store"), resume=str(tmp_path / "empty"))
+    assert (tmp_path / "empty").exists()
+
+
+def test_one_journal_has_one_writer(tmp_path):
+    first = Journal(tmp_path / "j")
+    with pytest.raises(UsageError, match="another process"):
+        Journal(tmp_path / "j")
+    first.close()
+    Journal(tmp_path / "j").close()
+
+
+def test_an_operator_that_no_stack_knows_is_an_error(tmp_path):
+    with pytest.raises(UsageError, match="no operator 'op7'"):
+        controller([fake(tmp_path, "a"), fake(tmp_path, "b")], operators=("op0", "op7")).run()
 
 
 def test_budget_and_most_pairs_end_a_noisy_case_undecided(tmp_path):

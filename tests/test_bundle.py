@@ -51,6 +51,25 @@ def test_a_bundle_is_measured_without_our_dependencies_and_compared_here(tmp_pat
     assert cli("show", result) == 0 and "op1" in capsys.readouterr().out
     wrong = subprocess.run([*command, "--budget", "soon"], capture_output=True, text=True)
     assert wrong.returncode == 64 and "not a time" in wrong.stderr and "Traceback" not in wrong.stderr
+    wrong = subprocess.run([*command, "--out", str(tmp_path / "none" / "r.json")], capture_output=True, text=True)
+    assert wrong.returncode == 64 and "no such folder" in wrong.stderr and "pair" not in wrong.stderr  # nothing ran
+
+
+def test_what_cannot_be_written_is_not_lost(tmp_path):
+    python_like(tmp_path, "old")
+    folder = tmp_path / "b"
+    assert cli("bundle", f"env:{tmp_path}/old", f"env:{tmp_path}/old", "-o", folder, "--implementation", "torch") == 0
+
+    def full(run):
+        raise OSError(28, "No space left on device", "r.json")
+
+    with pytest.raises(OSError):
+        measure_bundle(folder, "cpu", 60.0, keep=full)
+    starts = (tmp_path / "starts-old").stat().st_size
+    kept = []
+    assert measure_bundle(folder, "cpu", 60.0, keep=kept.append).complete and len(kept) == 1
+    assert (tmp_path / "starts-old").stat().st_size == starts  # nothing was measured again
+    assert not list(folder.glob("journal*"))
 
 
 def test_an_interrupted_bundle_goes_on(tmp_path, capsys):

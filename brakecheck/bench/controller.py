@@ -102,6 +102,7 @@ class Controller:
         self.waiting: dict[int, list[WorkerProcess]] = {arm: [] for arm in range(len(arms))}
         self.stopped = False  # set from another thread: stop as if interrupted
         self.step = 2 if len(self.arms) > 1 else 1  # pairs of a round: there and back, or one visit of a single arm
+        self.checked = {(e["arm"], e["operator"], e["case"]) for e in self.journal.of("visit") if e["ok"]}
         self.calls = {(e["operator"], e["case"]): e["result"]["calls"] for e in reversed(self.journal.of("visit"))
                       if e["ok"]}
         self.workers: list[WorkerProcess] = []
@@ -118,6 +119,7 @@ class Controller:
         finally:
             for worker in self.workers:
                 worker.kill()
+            self.journal.close()
         return self._assemble(complete, command)
 
     def _prepare(self) -> None:
@@ -169,6 +171,10 @@ class Controller:
 
     def _choose(self, catalogues: list[dict[str, Any]]) -> list[Case]:
         """Cases that any arm has and the options ask for."""
+        have = ", ".join(sorted({o for c in catalogues for o in c})) or "no operators"
+        for name in self.options.operators:  # a name that no stack knows would silently narrow what a verdict covers
+            if not any(name in catalogue for catalogue in catalogues):
+                raise UsageError(f"there is no operator {name!r}", "--operators", f"choose among: {have}")
         merged: dict[Case, None] = {}
         for catalogue, arm in zip(catalogues, self.arms):
             for operator, entry in catalogue.items():
@@ -181,9 +187,7 @@ class Controller:
                            for pattern in self.options.cases.split("|")):
                         merged[(operator, case)] = None
         if not merged:
-            have = ", ".join(sorted({o for c in catalogues for o in c}))
-            raise UsageError("no case is left to measure", "--operators, --cases",
-                             f"choose among: {have or 'no operators'}")
+            raise UsageError("no case is left to measure", "--operators, --cases", f"choose among: {have}")
         mine, of = self.options.shard
         return list(merged)[mine::of]
 
@@ -287,6 +291,7 @@ class Controller:
                      **{k: v for k, v in answer.items() if k != "id"}}
             self.journal.add(event)
             if answer["ok"]:
+                self.checked.add((arm, operator, case))
                 self.calls.setdefault((operator, case), answer["result"]["calls"])
             self.progress({"arm": self.arms[arm].name, "pair": pair, "operator": operator, "case": case,
                            "ok": answer["ok"], "active": len(self.active[0]) + self.later, "left": self._left()})
@@ -304,7 +309,7 @@ class Controller:
             plan["calls"] = self.calls[(operator, case)]
         return {"do": "measure", "operator": operator, "case": case, "implementation": spec.implementation,
                 "seed": self.options.seed, "settle": self.options.settle, "plan": plan,
-                "checks": self.options.checks and pair == 0}
+                "checks": self.options.checks and (arm, operator, case) not in self.checked}
 
     def _retire_cases(self) -> None:
         """Drops the cases that are precise enough, and those that an arm cannot run."""

@@ -38,8 +38,9 @@ def pooled(runs: Sequence[Run]) -> Run | None:
     """One run of several that compare the same arms on the same kind of device, taken on different occasions: their
     pairs together, each pair still being of one occasion. None where they are not the same comparison.
 
-    What was measured once (numerics, memory, first call) is the first run's. A case whose key differs between two
-    runs keeps the blocks of the first."""
+    What was measured once (memory, first call) is the first run's, but a case that failed or was wrong in any of them
+    did so. A case whose key differs between two runs keeps the blocks of the first. One run given twice counts once."""
+    runs = list({r.id: r for r in runs}.values())
     first = runs[0]
     if len(runs) < 2 or len(first.arms) < 2 or any(_compares(r) != _compares(first) for r in runs):
         return None
@@ -50,9 +51,9 @@ def pooled(runs: Sequence[Run]) -> Run | None:
         for m in run.measurements:
             blocks = tuple(replace(b, pair=None if b.pair is None else b.pair + pairs) for b in m.blocks)
             known = found.get((m.arm, *m.name))
-            if known is None or (known.status == "unmeasured" and m.status != "unmeasured"):
+            if known is None or _rank(m) > _rank(known):
                 found[(m.arm, *m.name)] = replace(m, blocks=blocks)
-            elif known.key is not None and m.key is not None and not known.key.unlike(m.key):
+            elif _rank(m) == _rank(known) and known.key and m.key and not known.key.unlike(m.key):
                 found[(m.arm, *m.name)] = replace(known, blocks=(*known.blocks, *blocks))
         pairs += max(taken, default=-1) + 1
     note = f"the pairs of {len(runs)} runs are pooled: {', '.join(r.id for r in runs)}"
@@ -62,6 +63,14 @@ def pooled(runs: Sequence[Run]) -> Run | None:
                    timing={k: sum(r.timing.get(k, 0.0) for r in runs) for k in first.timing})
 
 
+def _rank(m: Measurement) -> int:
+    """Of two measurements of one case, which is kept: what failed above what was wrong above what went well."""
+    if m.status in ("unmeasured", "ok"):
+        return 2 if m.numerics and not m.numerics.get("ok", True) else int(m.status == "ok")
+    return 3
+
+
 def _compares(run: Run) -> Any:
-    arms = [(a.name, a.implementation, sorted((c.name, c.version) for c in a.stack.components)) for a in run.arms]
+    arms = [(a.name, a.implementation, sorted((c.name, c.version) for c in a.stack.components), a.stack.environment)
+            for a in run.arms]
     return arms, run.device.get("name"), run.device.get("arch")

@@ -57,8 +57,8 @@ def run(stack: Annotated[str, typer.Argument(help="env:/path/python, pip:torch==
     """Measure one stack, or the arms of a bundle, and keep the run."""
     console = Console(stderr=True)
     if is_bundle(stack):
-        found = measure_bundle(Path(stack), device, seconds_of(budget), None, show_progress(console), sys.argv)
-        stores.write(found, store or stores.default_store())
+        found = measure_bundle(Path(stack), device, seconds_of(budget), None, show_progress(console), sys.argv,
+                               lambda run: stores.write(run, store or stores.default_store()))
         print_run(found) if not json_ else print(json.dumps(encode(found), indent=1))
         return
     found = measure(stack, options_of(device, operators, cases, ops, budget, seed, duty), implementation=implementation,

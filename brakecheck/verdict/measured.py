@@ -106,8 +106,15 @@ def _why(m: Measurement | None) -> str:
 
 
 def _right(base: Measurement | None, candidate: Measurement | None) -> tuple[State, str, str] | None:
-    if base is None or candidate is None or base.numerics is None or candidate.numerics is None:
+    if base is None or candidate is None or (base.numerics is None and candidate.numerics is None):
         return None
+    if candidate.numerics is None:
+        return State.UNDECIDED, "not-checked", "the candidate's result was not checked, the base's was"
+    if base.numerics is None:
+        if candidate.numerics.get("ok", True):
+            return None
+        return State.BROKEN, "wrong-result", (f"the candidate's result is wrong, the base's was not checked: "
+                                              f"{candidate.numerics.get('why')}")
     good, now = base.numerics.get("ok", True), candidate.numerics.get("ok", True)
     if good and not now:
         return State.BROKEN, "wrong-result", f"the candidate's result is wrong: {candidate.numerics.get('why')}"
@@ -275,6 +282,10 @@ def _changes(base: Measurement | None, candidate: Measurement | None, rules: Mea
     out = [_memory_change(kind, base.memory[kind], candidate.memory[kind])
            for kind in base.memory if kind in candidate.memory
            and abs(candidate.memory[kind] - base.memory[kind]) >= rules.memory_floor]
+    if candidate.trials and candidate.trials["failed"] and not base.trials:
+        failed, tries = candidate.trials["failed"], candidate.trials["tries"]
+        told = candidate.note or f"failed in {failed} of {tries} tries"
+        out.append(Change("failures", 0, failed / tries, f"{told}; no failure of the base is known"))
     kept = retention_change(base, candidate)
     if kept:
         out.append(kept)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,8 @@ from .run_facts import facts
 RANK = {Verdict.GO: 0, Verdict.HOLD: 1, Verdict.WITHHELD: 2, Verdict.BRAKE: 3}
 Finding = tuple[Verdict, Reason]
 NOT_TOLD = "not told"  # what a table leaves out (bench/table.py)
+WHY_UNKNOWN = {"not-measured": "not measured", "fails-on-both": "fail on both", "wrong-on-both": "wrong on both",
+               "not-checked": "not checked on the candidate"}
 SHOWN = 12  # differences between two whole environments that are named in a reason
 
 
@@ -25,7 +28,8 @@ def compare_runs(base: Run, candidate: Run, policy: Policy | None = None) -> Com
     """Two runs, or the first and the last arm of one. Runs taken at different times have no pairs, whatever the numbers
     of their blocks say."""
     if base.id != candidate.id:
-        base_found, candidate_found = _unpair(base.measurements), _unpair(candidate.measurements)
+        base_found = _unpair(base.of_arm(base.arms[0].name))
+        candidate_found = _unpair(candidate.of_arm(candidate.arms[-1].name))
         arms = (replace(base.arms[0], name="base"), replace(candidate.arms[-1], name="candidate"))
     else:
         base_found, candidate_found = list(base.of_arm(base.arms[0].name)), list(base.of_arm(base.arms[-1].name))
@@ -52,12 +56,14 @@ def judged(every: Sequence[Delta], arms: tuple[Arm, Arm], policy: Policy, enviro
     rules = policy.measured
     deltas = [d for d in every if policy.scope.covers(d)]
     mitigations = measured_mitigations(deltas, arms, rules)
-    findings = (_correctness(deltas) + _coverage(deltas, mitigations) + _memory(deltas, mitigations, rules)
+    findings = (_correctness(deltas) + _coverage(deltas, every, mitigations) + _memory(deltas, mitigations, rules)
                 + _speed(deltas, rules) + _gain(deltas, rules))
     findings += _thin(deltas, findings, rules)
     by_arch = {arch: _worst([f for f in findings if f[1].scope.get("arch") in (None, arch)])
                for arch in dict.fromkeys(d.arch for d in deltas)}
     verdict = _worst(findings)
+    if verdict is Verdict.GO:
+        findings += _unknown(deltas)
     findings.sort(key=lambda f: -RANK[f[0]])
     differing = differences(*arms)
     asides = [Reason("unintended-difference", f"the stacks also differ in {d.text}", {"component": d.component})
@@ -114,10 +120,12 @@ def _correctness(deltas: Sequence[Delta]) -> list[Finding]:
         for change in d.changes:
             if change.what in ("determinism", "first-call"):
                 out.append((Verdict.HOLD, Reason("not-deterministic", f"{_name(d)}: {change.text}", _scope(d))))
+            if change.what == "failures":
+                out.append((Verdict.HOLD, Reason("failed-at-times", f"{_name(d)}: {change.text}", _scope(d))))
     return out
 
 
-def _coverage(deltas: Sequence[Delta], mitigations: Sequence[Mitigation]) -> list[Finding]:
+def _coverage(deltas: Sequence[Delta], every: Sequence[Delta], mitigations: Sequence[Mitigation]) -> list[Finding]:
     out: list[Finding] = []
     switched = any(m.guard for m in mitigations)
     for d in deltas:
@@ -133,7 +141,9 @@ def _coverage(deltas: Sequence[Delta], mitigations: Sequence[Mitigation]) -> lis
             out.append((Verdict.HOLD, Reason("missing", f"{_name(d)}: {d.text}", _scope(d))))
         elif d.reason in ("unlike-keys", "no-key", "timer-does-not-wait", "drift"):
             out.append((Verdict.WITHHELD, Reason(d.reason, f"{_name(d)}: {d.text}", _scope(d))))
-    if not deltas:
+    if not deltas and every:
+        out.append((Verdict.WITHHELD, Reason("nothing-measured", f"the policy ignores all {len(every)} cases")))
+    elif all(d.state is State.NEW for d in deltas):
         out.append((Verdict.WITHHELD, Reason("nothing-measured", "no case was measured on both arms")))
     return out
 
@@ -142,11 +152,22 @@ def _thin(deltas: Sequence[Delta], findings: Sequence[Finding], rules: MeasuredR
     """Too many undecided cases withhold a GO. They do not withhold a HOLD: a loss that was seen is a reason to wait,
     however little is known of the rest."""
     undecided = [d for d in deltas if d.state is State.UNDECIDED]
-    if len(undecided) <= rules.most_undecided * len(deltas):
+    # Whatever the policy allows, a GO that nothing was decided for would be no GO.
+    if not undecided or (len(undecided) < len(deltas) and len(undecided) <= rules.most_undecided * len(deltas)):
         return []
     verdict = Verdict.HOLD if _worst(findings) is Verdict.HOLD else Verdict.WITHHELD
     return [(verdict, Reason("undecided", f"{len(undecided)} of {len(deltas)} cases are undecided: measure longer "
                              "(--budget), or on a quieter device"))]
+
+
+def _unknown(deltas: Sequence[Delta]) -> list[Finding]:
+    """What a GO knows nothing of: it names how many cases, and why."""
+    kinds = Counter(d.reason if d.reason in WHY_UNKNOWN else "undecided" for d in deltas if d.state is State.UNDECIDED)
+    if not kinds:
+        return []
+    told = ", ".join(f"{n} {WHY_UNKNOWN.get(kind, kind)}" for kind, n in kinds.most_common())
+    text = f"nothing is known of {sum(kinds.values())} of {len(deltas)} cases: {told}"
+    return [(Verdict.GO, Reason("unknown", text))]
 
 
 def _memory(deltas: Sequence[Delta], mitigations: Sequence[Mitigation], rules: MeasuredRules) -> list[Finding]:
@@ -157,9 +178,9 @@ def _memory(deltas: Sequence[Delta], mitigations: Sequence[Mitigation], rules: M
         for change in d.changes:
             if change.what == "leak":
                 out.append((Verdict.BRAKE, Reason("memory-leak", f"{_name(d)}: {change.text}", _scope(d))))
-            if not change.what.startswith("memory.") or not change.base:
+            if not change.what.startswith("memory."):
                 continue
-            grew = change.candidate / change.base - 1
+            grew = change.candidate / change.base - 1 if change.base else math.inf if change.candidate > 0 else 0.0
             verdict = Verdict.GO
             if grew > rules.memory_brake:
                 verdict = Verdict.HOLD if switched else Verdict.BRAKE
@@ -167,7 +188,8 @@ def _memory(deltas: Sequence[Delta], mitigations: Sequence[Mitigation], rules: M
                 verdict = Verdict.HOLD
             if verdict is not Verdict.GO:
                 speed = "" if d.ratio is None else f", throughput {1 / d.ratio - 1:+.1%}"
-                text = f"{_name(d)}: memory {grew:+.0%}{speed} ({change.text})"
+                shown = f"memory {grew:+.0%}" if math.isfinite(grew) else "memory where there was none"
+                text = f"{_name(d)}: {shown}{speed} ({change.text})"
                 out.append((verdict, Reason("memory-growth", text, _scope(d))))
     return out
 
@@ -231,8 +253,12 @@ def _growth(slow: list[Delta]) -> str:
 
 def _gain(deltas: Sequence[Delta], rules: MeasuredRules) -> list[Finding]:
     gain = throughput(deltas, rules.weights)
-    if rules.min_gain <= 0 or gain is None or gain >= rules.min_gain or any(d.state is State.FIXED for d in deltas):
+    if rules.min_gain <= 0 or any(d.state is State.FIXED for d in deltas) or (gain or 0.0) >= rules.min_gain:
         return []
+    if gain is None:
+        what = "no decided case has a weight" if rules.weights else "no case is decided"
+        return [(Verdict.HOLD, Reason("no-gain", f"{what}: a gain of {rules.min_gain:+.1%}, which a move has to bring, "
+                                      "is not known"))]
     return [(Verdict.HOLD, Reason("no-gain", f"throughput {gain:+.1%}: a move has to bring {rules.min_gain:+.1%}"))]
 
 
@@ -245,6 +271,7 @@ def _headline(verdict: Verdict, findings: Sequence[Finding], gain: float | None,
         text = f"{verdict.value}: {leading[0].text}{more}"
     else:
         text = f"{verdict.value}: " + ("" if gain is None else f"throughput {gain:+.1%}, ") + "no case is slower"
+        text += "".join(f"; {r.text}" for _, r in findings if r.code == "unknown")
     if len(set(by_arch.values())) > 1:
         text += " | " + ", ".join(f"{v.value} on {arch}" for arch, v in by_arch.items())
     return text

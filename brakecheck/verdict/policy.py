@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections.abc
 import dataclasses
 import difflib
+import math
 import re
 import sys
 import typing
@@ -42,6 +43,10 @@ class Scope:
             return False
         names = [delta.case, delta.kernel or "", f"operator:{delta.operator}"]
         return not any(fnmatchcase(name, glob) for glob in self.ignore for name in names)
+
+
+FRACTIONS = ("margin", "fdr", "slower_brake", "unconfirmed", "memory_hold", "memory_brake", "most_undecided",
+             "max_occupancy_drop")
 
 
 @dataclass(frozen=True)
@@ -188,6 +193,9 @@ def _value(hint: Any, value: Any, name: str, where: str) -> Any:
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         raise UsageError(f"{name} is a {'whole ' if whole else ''}number, found {value!r}", where,
                          f"write {name} = {'10' if whole else '1.25'}")
-    if value < 0:
-        raise UsageError(f"{name} may not be negative, found {value!r}", where, "write 0 or more")
+    if not 0 <= value < math.inf:
+        raise UsageError(f"{name} must be 0 or more and finite, found {value!r}", where, "write 0 or more")
+    if name in FRACTIONS and value > 1:  # a percentage by mistake, which would switch the rule off
+        raise UsageError(f"{name} is a fraction from 0 to 1, found {value!r}", where,
+                         f"for {value:g} % write {name} = {value / 100:g}")
     return value if whole else float(value)
