@@ -115,9 +115,12 @@ def _run(arms: Sequence[ArmSpec], options: Options, enough: Enough,
          static: dict[str, Any] | None = None) -> Run:
     """One controller for each device asked for (cuda:0,cuda:1): every case belongs to one of them, so that its pairs
     stay on one GPU."""
-    devices = options.device.split(",")
+    devices = [d.strip() for d in options.device.split(",")]
+    if len(set(devices)) < len(devices):
+        raise UsageError("a device is there twice: its two shares would time each other", f"--device {options.device}",
+                         "name each device once")
     (first, step), count = options.shard, len(devices)
-    shared = [replace(options, device=d.strip(), shard=(first + i * step, count * step)) for i, d in enumerate(devices)]
+    shared = [replace(options, device=d, shard=(first + i * step, count * step)) for i, d in enumerate(devices)]
     if store == NOT_KEPT:
         unkept = [Controller(arms, o, enough, progress=progress) for o in shared]
         return replace(_merged(_run_all(unkept, command)), static=static)

@@ -11,7 +11,9 @@ from brakecheck import measuring
 from brakecheck.bench import store
 from brakecheck.bench.controller import ArmSpec, Controller, Options
 from brakecheck.bench.journal import Journal
-from brakecheck.model import BrakecheckError, State, UsageError, Verdict
+from brakecheck.cli import main
+from brakecheck.model import BrakecheckError, State, UnavailableError, UsageError, Verdict
+from brakecheck.ops.load import load_file
 from brakecheck.stack.environment import Environment, open_environment, read_stack, stack_names
 from brakecheck.verdict.measured_verdict import compare_runs
 from brakecheck.verdict.policy import MeasuredRules
@@ -102,6 +104,81 @@ def test_a_file_that_is_no_journal_is_left_as_it_is(tmp_path, monkeypatch):
     assert (tmp_path / "empty").exists()
 
 
+def test_a_run_that_was_killed_is_listed_and_goes_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(measuring, "open_environment", lambda spec: fake(tmp_path, spec[4:]).environment)
+    folder = str(tmp_path / "s")
+
+    def killed(event):
+        raise MemoryError  # nothing that is handled: as if the process ended here
+
+    with pytest.raises(MemoryError):
+        measuring.measure("env:a", store=folder, progress=killed)
+    with pytest.raises(SystemExit):
+        main(["runs", "--store", folder])
+    told = capsys.readouterr().out
+    assert "no run yet: fake:a" in told
+    path = told.split("--resume ")[1].strip()
+    assert measuring.measure("env:a", store=folder, resume=path).complete and not store.unfinished(folder)
+
+
+def test_ctrl_c_is_no_verdict(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(measuring, "open_environment", lambda spec: fake(tmp_path, spec[4:]).environment)
+    visit = Controller._visit
+
+    def stop(self, arm, pair, worker):
+        visit(self, arm, pair, worker)
+        if pair == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Controller, "_visit", stop)
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", "env:a", "env:b", "--store", str(tmp_path / "s")])
+    assert ended.value.code == 130 and "incomplete: --resume goes on" in capsys.readouterr().out
+
+
+def test_a_damaged_run_does_not_hide_the_others(tmp_path, capsys):
+    for name, text in (("r1", "{"), ("r2", "[]")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_text(text)
+    with pytest.raises(SystemExit) as ended:
+        main(["runs", "--store", str(tmp_path)])
+    assert not ended.value.code and capsys.readouterr().out.count("damaged") == 2
+
+
+@pytest.mark.parametrize("options, what", [
+    ({"device": "tpu"}, "no device 'tpu'"), ({"plan": {"duty": "full"}}, "no duty 'full'"),
+    ({"ops": ("none.py",)}, "no Python file none.py"), ({"device": "cuda:0, cuda:0"}, "there twice")])
+def test_options_that_would_be_taken_for_something_else(tmp_path, monkeypatch, options, what):
+    monkeypatch.setattr(measuring, "open_environment", lambda spec: fake(tmp_path, spec[4:]).environment)
+    with pytest.raises(UsageError, match=what):
+        measuring.measure("env:a", Options(**options), store=str(tmp_path / "s"))
+
+
+@pytest.mark.parametrize("command, what", [(("false",), "the worker died"), (("no-such-command",), "cannot start")])
+def test_what_is_no_python_says_so(tmp_path, command, what):
+    arms = [fake(tmp_path, "a"), ArmSpec("b", Environment("launch:x", "x", command, ship=True))]
+    with pytest.raises(UnavailableError, match=what):
+        controller(arms).run()
+
+
+def test_an_implementation_that_no_operator_has(tmp_path):
+    arms = [replace(fake(tmp_path, name), implementation="trition") for name in "ab"]
+    with pytest.raises(UsageError, match="no operator here has an implementation 'trition'"):
+        controller(arms, operators=("op0",)).run()
+
+
+@pytest.mark.parametrize("text, what", [
+    ("op = Operator('x', '', cases=[])", "lacks a case and @op.inputs and @op.implementation"),
+    ("op = Operator('x', '', cases=[Case.of(n=1), Case.of(n=1)])\nop.inputs(print)\nop.implementation('a')(print)",
+     "two cases are called 'n=1'"),
+    ("ops = [Operator('x', '', cases=[Case.of(n=1)]) for _ in range(2)]\n"
+     "for op in ops: op.inputs(print), op.implementation('a')(print)", "two operators are called 'x'")])
+def test_operators_that_cannot_be_measured(tmp_path, text, what):
+    (tmp_path / "o.py").write_text(f"from brakecheck.ops import Case, Operator\n{text}\n")
+    with pytest.raises(BrakecheckError, match=what):
+        load_file(str(tmp_path / "o.py"))
+
+
 def test_one_journal_has_one_writer(tmp_path):
     first = Journal(tmp_path / "j")
     with pytest.raises(UsageError, match="another process"):
@@ -162,10 +239,10 @@ def test_pattern_and_names_choose_cases(tmp_path):
 
 def test_cases_of_several_devices_are_shared_out_and_merged(tmp_path, monkeypatch):
     monkeypatch.setattr(measuring, "arm", lambda name, *_: fake(tmp_path, name))
-    found, run = measuring.compare_measured("a", "b", options=Options(device="cpu,cpu", max_pairs=8),
+    found, run = measuring.compare_measured("a", "b", options=Options(device="cpu,cuda:0", max_pairs=8),
                                             store=str(tmp_path / "s"))
     assert {d.operator: d.state for d in found.deltas} == dict.fromkeys(("op0", "op1", "op2"), State.SAME)
-    assert run.options["device"] == "cpu,cpu" and not list((tmp_path / "s" / ".journals").iterdir())
+    assert run.options["device"] == "cpu,cuda:0" and not list((tmp_path / "s" / ".journals").iterdir())
     with pytest.raises(UsageError, match="nothing to resume"):
         measuring.compare_measured("a", "b", resume=run.id, store=str(tmp_path / "s"))
 

@@ -8,7 +8,8 @@ from brakecheck import api
 from brakecheck.bench.journal import measurements
 from brakecheck.bench.table import read_table
 from brakecheck.cli import main
-from brakecheck.model import BrakecheckError, UsageError, Verdict
+from brakecheck.model import Arm, Block, BrakecheckError, Key, Measurement, Stack, UsageError, Verdict
+from brakecheck.verdict.measured_verdict import conclude
 from brakecheck.verdict.policy import load_policy
 
 KEY = {"timer": "steady-clock", "mode": "eager", "cache": "cold", "duty": "burst", "inputs": "normal", "harness": "1"}
@@ -56,6 +57,20 @@ def test_a_wrong_result_counts_where_the_base_was_not_checked(tmp_path):
 def test_a_result_that_was_not_checked_is_not_taken_for_right(tmp_path):
     found = compared(table(tmp_path, rows("base", right=True) + rows("candidate")))
     assert found.verdict is Verdict.WITHHELD and found.comparison.deltas[0].reason == "not-checked"
+
+
+@pytest.mark.parametrize("error, tolerance, verdict", [
+    (0.5, None, Verdict.HOLD), (0.5, 1.0, Verdict.GO), (6e-7, None, Verdict.GO), (2e-7, None, Verdict.GO)])
+def test_an_error_that_nobody_allowed_is_a_reason_to_wait(error, tolerance, verdict):
+    def side(arm, relative):
+        numerics = {"ok": True, "outputs": {"out": {"relative": relative}}}
+        blocks = tuple(Block((us,), pair=i) for i, us in enumerate(SAME))
+        return Measurement(arm, "mm", "n=1", "none", "ok", None, Key(**KEY), blocks,
+                           numerics={**numerics, **({"tolerance": tolerance} if tolerance else {})})
+
+    arms = tuple(Arm(name, Stack(name, name)) for name in ("base", "candidate"))
+    found = conclude([side("base", 5e-8)], [side("candidate", error)], arms)
+    assert found.verdict is verdict and ("states no tolerance" in found.headline) == (verdict is Verdict.HOLD)
 
 
 def test_failures_count_where_the_base_counted_none(tmp_path):

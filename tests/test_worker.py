@@ -139,7 +139,7 @@ def test_a_python_without_torch_says_so(tmp_path):
     answer = bare.ask({"do": "cases"}, 60)
     bare.close()
     assert not answer["ok"] and answer["state"] == "missing" and "torch" in answer["message"]
-    with pytest.raises(WorkerLost, match="cannot start"):
+    with pytest.raises(UnavailableError, match="cannot start"):
         WorkerProcess(Environment("env:none", "none", (str(tmp_path / "python"),)), HELLO)
 
 

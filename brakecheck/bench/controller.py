@@ -9,6 +9,7 @@ import contextlib
 import fnmatch
 import math
 import random
+import re
 import resource
 import secrets
 import time
@@ -91,6 +92,7 @@ class Controller:
     def __init__(self, arms: Sequence[ArmSpec], options: Options, enough: Enough, journal: Journal | None = None,
                  progress: Callable[[dict[str, Any]], None] = lambda _: None) -> None:
         self.arms, self.options, self.enough, self.progress = list(arms), options, enough, progress
+        _check(options)
         self.journal = journal or Journal(None)
         self.begin = time.monotonic()
         self.seconds = {"measuring": 0.0, "starting": 0.0}
@@ -100,6 +102,7 @@ class Controller:
         self.active: dict[int, list[Case]] = {}  # of the batch that is being measured, by arm
         self.later = 0  # cases of later batches
         self.waiting: dict[int, list[WorkerProcess]] = {arm: [] for arm in range(len(arms))}
+        self.interrupted = False
         self.stopped = False  # set from another thread: stop as if interrupted
         self.step = 2 if len(self.arms) > 1 else 1  # pairs of a round: there and back, or one visit of a single arm
         self.checked = {(e["arm"], e["operator"], e["case"]) for e in self.journal.of("visit") if e["ok"]}
@@ -116,6 +119,7 @@ class Controller:
             complete = self._measure()
         except KeyboardInterrupt:
             self.journal.add({"event": "interrupted"})
+            self.interrupted = True
         finally:
             for worker in self.workers:
                 worker.kill()
@@ -162,7 +166,8 @@ class Controller:
             if not answer["ok"]:
                 kind = DeviceUnusable if answer["state"] == "unusable" else UnavailableError
                 raise kind(f"{arm.name} cannot be measured on {self.options.device}: {answer['message']}",
-                                       arm.spec, "choose another --device, or repair this stack")
+                           answer.get("where", arm.spec),
+                           answer.get("todo", "choose another --device, or repair this stack"))
         fingerprint, cases = (a["result"] for a in answers)
         check_overlays(arm.environment, fingerprint)
         worker.close()
@@ -186,6 +191,11 @@ class Controller:
                     if any(fnmatch.fnmatch(name, pattern.strip()) for name in (case, f"{operator} {case}")
                            for pattern in self.options.cases.split("|")):
                         merged[(operator, case)] = None
+        for wanted in dict.fromkeys(arm.implementation for arm in self.arms):
+            chosen = [c[operator]["implementations"] for c in catalogues for operator, _ in merged if operator in c]
+            if merged and not any(wanted in names for names in chosen):
+                raise UsageError(f"no operator here has an implementation {wanted!r}", "--implementation",
+                                 f"choose among: {', '.join(sorted({n for names in chosen for n in names}))}")
         if not merged:
             raise UsageError("no case is left to measure", "--operators, --cases", f"choose among: {have}")
         mine, of = self.options.shard
@@ -355,8 +365,20 @@ class Controller:
         timing = {"wall": time.monotonic() - self.begin, **self.seconds, "controller_mib": peak / 1024}
         stamp = created[:19].replace("-", "").replace(":", "").replace("T", "-")
         unique = secrets.token_hex(4)  # several writers may start in the same second, with equal options
-        return Run(f"{stamp}-{unique}", created, arms, device, found, _plain(asdict(self.options)), tuple(command),
-                   warnings, complete, timing)
+        options = {**_plain(asdict(self.options)), **({"interrupted": True} if self.interrupted else {})}
+        return Run(f"{stamp}-{unique}", created, arms, device, found, options, tuple(command), warnings, complete,
+                   timing)
+
+
+def _check(options: Options) -> None:
+    """Raises UsageError for what every worker would refuse, or worse, take for something else."""
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", options.device):
+        raise UsageError(f"there is no device {options.device!r}", "--device", "write cpu, cuda:0 or cuda:0,cuda:1")
+    if options.plan.get("duty", "burst") not in ("burst", "sustained"):
+        raise UsageError(f"there is no duty {options.plan['duty']!r}", "--duty", "write burst or sustained")
+    for file in options.ops:
+        if not (file.endswith(".py") and Path(file).is_file()):
+            raise UsageError(f"there is no Python file {file}", "--ops", "give a .py file that defines `op` or `ops`")
 
 
 def _same(arm: ArmSpec) -> Any:

@@ -74,7 +74,7 @@ def run_guarded(command: Callable[[], Optional[int]], debug: bool) -> int:
         _say(
             f"interrupted after {time.monotonic() - started:.0f} s",
             None,
-            "what was finished is kept: run the same command again and it continues from there",
+            "what was finished is kept: run the same command again, for a measurement with --resume RUN",
         )
         return INTERRUPTED
     except BrokenPipeError:

@@ -52,7 +52,10 @@ def open_environment(spec: str) -> Environment:
     elif base.startswith("pip:"):
         found = _built(spec, base[4:])
     elif base.startswith("launch:"):
-        command = tuple(shlex.split(base[7:]))
+        try:
+            command = tuple(shlex.split(base[7:]))
+        except ValueError as problem:
+            raise UsageError(f"the command cannot be read: {problem}", spec, "close its quotes") from problem
         if not command:
             raise UsageError("launch: needs a command that ends in a Python", spec,
                              "write launch:docker run -i IMAGE python")

@@ -21,6 +21,8 @@ Finding = tuple[Verdict, Reason]
 NOT_TOLD = "not told"  # what a table leaves out (bench/table.py)
 WHY_UNKNOWN = {"not-measured": "not measured", "fails-on-both": "fail on both", "wrong-on-both": "wrong on both",
                "not-checked": "not checked on the candidate"}
+LOST = 10.0    # times the base's error that no other order of the same arithmetic explains,
+SINGLE = 1e-6  # where it is more than the rounding of float32
 SHOWN = 12  # differences between two whole environments that are named in a reason
 
 
@@ -120,6 +122,11 @@ def _correctness(deltas: Sequence[Delta]) -> list[Finding]:
         for change in d.changes:
             if change.what in ("determinism", "first-call"):
                 out.append((Verdict.HOLD, Reason("not-deterministic", f"{_name(d)}: {change.text}", _scope(d))))
+            # Where the operator states no tolerance, nobody said how large an error may become.
+            untold = "outputs" in d.candidate.get("numerics", {}) and "tolerance" not in d.candidate["numerics"]
+            if change.what.startswith("error.") and untold and change.candidate > max(LOST * change.base, SINGLE):
+                text = f"{_name(d)}: {change.text}, and the operator states no tolerance"
+                out.append((Verdict.HOLD, Reason("less-precise", text, _scope(d))))
             if change.what == "failures":
                 out.append((Verdict.HOLD, Reason("failed-at-times", f"{_name(d)}: {change.text}", _scope(d))))
     return out
@@ -156,18 +163,28 @@ def _thin(deltas: Sequence[Delta], findings: Sequence[Finding], rules: MeasuredR
     if not undecided or (len(undecided) < len(deltas) and len(undecided) <= rules.most_undecided * len(deltas)):
         return []
     verdict = Verdict.HOLD if _worst(findings) is Verdict.HOLD else Verdict.WITHHELD
-    return [(verdict, Reason("undecided", f"{len(undecided)} of {len(deltas)} cases are undecided: measure longer "
-                             "(--budget), or on a quieter device"))]
+    text = f"{len(undecided)} of {len(deltas)} cases are undecided"
+    others = _reasons(undecided)
+    longer = sum(others.values()) < len(undecided) or "not-measured" in others
+    text += f" ({', '.join(f'{n} {WHY_UNKNOWN[kind]}' for kind, n in others.most_common())})" if others else ""
+    text += ": measure longer (--budget), or on a quieter device" if longer else ""
+    return [(verdict, Reason("undecided", text))]
 
 
 def _unknown(deltas: Sequence[Delta]) -> list[Finding]:
     """What a GO knows nothing of: it names how many cases, and why."""
-    kinds = Counter(d.reason if d.reason in WHY_UNKNOWN else "undecided" for d in deltas if d.state is State.UNDECIDED)
-    if not kinds:
-        return []
-    told = ", ".join(f"{n} {WHY_UNKNOWN.get(kind, kind)}" for kind, n in kinds.most_common())
-    text = f"nothing is known of {sum(kinds.values())} of {len(deltas)} cases: {told}"
-    return [(Verdict.GO, Reason("unknown", text))]
+    undecided = [d for d in deltas if d.state is State.UNDECIDED]
+    others = _reasons(undecided)
+    told = [f"{n} {WHY_UNKNOWN[kind]}" for kind, n in others.most_common()]
+    if len(undecided) > sum(others.values()):
+        told.append(f"{len(undecided) - sum(others.values())} undecided")
+    text = f"nothing is known of {len(undecided)} of {len(deltas)} cases: {', '.join(told)}"
+    return [(Verdict.GO, Reason("unknown", text))] if undecided else []
+
+
+def _reasons(undecided: Sequence[Delta]) -> Counter[str]:
+    """Undecided cases that more time would not decide, by reason."""
+    return Counter(d.reason for d in undecided if d.reason in WHY_UNKNOWN)
 
 
 def _memory(deltas: Sequence[Delta], mitigations: Sequence[Mitigation], rules: MeasuredRules) -> list[Finding]:
