@@ -179,6 +179,28 @@ def test_operators_that_cannot_be_measured(tmp_path, text, what):
         load_file(str(tmp_path / "o.py"))
 
 
+def test_a_run_that_ended_before_its_stacks_answered_asks_them_again(tmp_path):
+    path = tmp_path / "j"
+    whole = controller([fake(tmp_path, "a"), fake(tmp_path, "b")], Journal(path))
+    whole.run()
+    for lines in (1, 2):  # the start, and the answer of one stack
+        path.write_text("".join(f"{json.dumps(e)}\n" for e in whole.journal.events[:lines]))
+        again = controller([fake(tmp_path, "a"), fake(tmp_path, "b")], Journal(path))
+        assert again.run().complete and [e["arm"] for e in again.journal.of("stack")] == [0, 1]
+
+
+@pytest.mark.parametrize("entry, what", [('variabels = {A = "1"}', "no field 'variabels'"),
+                                         ("variables = 5", "variables is a table")])
+def test_stacks_that_are_not_what_was_meant(tmp_path, entry, what):
+    file = tmp_path / "s.toml"
+    file.write_text(f'[stacks.a]\nspec = "env:{sys.executable}"\n{entry}\n')
+    with pytest.raises(UsageError, match=what):
+        read_stack(str(file), "a")
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match="not valid TOML"):
+        stack_names(str(file))
+
+
 def test_one_journal_has_one_writer(tmp_path):
     first = Journal(tmp_path / "j")
     with pytest.raises(UsageError, match="another process"):

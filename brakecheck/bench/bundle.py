@@ -35,7 +35,7 @@ def is_bundle(folder: str) -> bool:
 def read_manifest(folder: Path, must: bool = True) -> Dict[str, Any]:
     try:
         data = json.loads((folder / "manifest.json").read_text())
-        if data.get("schema") == SCHEMA:
+        if data.get("schema") == SCHEMA and isinstance(data.get("arms"), list):
             return dict(data)
     except (OSError, ValueError, AttributeError):
         pass
@@ -68,11 +68,16 @@ def measure_bundle(folder: Path, device: str, budget: float, python: Optional[st
     options = Options(device=device, operators=tuple(chosen["operators"]), cases=chosen["cases"], seed=chosen["seed"],
                       ops=tuple(str(folder / f) for f in chosen["ops"]), budget=budget, plan=chosen["plan"])
     journal = folder / f"journal-{device.replace(':', '')}.jsonl"
-    run = Controller(arms, options, enough_for(manifest["margin"]), Journal(journal), progress).run(command)
+    controller = Controller(arms, options, enough_for(manifest["margin"]), Journal(journal), progress)
+    try:
+        run = controller.run(command)
+    finally:
+        if not controller.journal.of("visit"):  # what measured nothing must not bind those who try again
+            journal.unlink(missing_ok=True)
     run = replace(run, static=manifest.get("static"))
     keep(run)
     if run.complete:
-        journal.unlink()  # only now: what `keep` could not write is still there to be written again
+        journal.unlink(missing_ok=True)  # only now: what `keep` could not write is still there to be written again
     return run
 
 
@@ -130,6 +135,10 @@ def main(folder: Path, arguments: Optional[Sequence[str]] = None) -> int:
     except KeyboardInterrupt:
         print("brakecheck: interrupted before anything was measured", file=sys.stderr)
         return 130
+    except Exception as problem:
+        print(f"brakecheck: internal error: {type(problem).__name__}: {problem}\n  to do: make the bundle again; if "
+              "that does not help, report this", file=sys.stderr)
+        return 70
     print(f"{file}\nbring it back and compare: brakecheck compare {file.name}"
           + ("" if run.complete else "\nincomplete: run this again to go on"))
     return 0 if run.complete else 1

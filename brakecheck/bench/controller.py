@@ -135,18 +135,20 @@ class Controller:
             earlier = {k: known[0][k] for k in header}
             if earlier != _plain(header):
                 differing = [k for k in header if earlier[k] != _plain(header)[k]]
-                raise UsageError(f"this run was started with other {' and '.join(differing)}", "--resume",
-                                 "repeat the command it was started with, or start a new run")
+                raise UsageError(f"this run was started with other {' and '.join(differing)}", str(self.journal.path),
+                                 "repeat the command it was started with, or start a new run (of a bundle: remove this "
+                                 "file first)")
         else:
             self.journal.add({"event": "start", "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
                               **_plain(header)})
-            asked: dict[Any, tuple[ArmSpec, WorkerProcess]] = {}  # arms of one environment have one answer
-            for index, arm in enumerate(self.arms):
-                if _same(arm) not in asked:
-                    asked[_same(arm)] = arm, self._worker(index)  # all start at once
-            told = {who: self._introduce(arm, worker) for who, (arm, worker) in asked.items()}
-            for index, arm in enumerate(self.arms):
-                self.journal.add({"event": "stack", "arm": index, **told[_same(arm)]})
+        asked: dict[Any, tuple[ArmSpec, WorkerProcess]] = {}  # arms of one environment have one answer
+        new = list(enumerate(self.arms))[len(self.journal.of("stack")):]  # what began the run may have ended before
+        for index, arm in new:
+            if _same(arm) not in asked:
+                asked[_same(arm)] = arm, self._worker(index)  # all start at once
+        told = {who: self._introduce(arm, worker) for who, (arm, worker) in asked.items()}
+        for index, arm in new:
+            self.journal.add({"event": "stack", "arm": index, **told[_same(arm)]})
         catalogues = [e["cases"] for e in self.journal.of("stack")]
         self.cases = self._choose(catalogues)
         if self.options.shuffle:

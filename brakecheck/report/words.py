@@ -211,8 +211,11 @@ def since(step: Tuple[str, str], same: Sequence[str], labels: Dict[str, str]) ->
 
 
 def changes(delta: Delta, limit: int = 0) -> str:
-    """What changed: registers 40 -> 168; local-memory operations 0 -> 64. Falls back to the delta's own sentence."""
+    """What changed: registers 40 -> 168; local-memory operations 0 -> 64. Falls back to the delta's own sentence, which
+    comes first where something was measured and has no ratio: it then says what happened."""
     parts = [sentence(c.text or f"{c.what} {number(c.base)} -> {number(c.candidate)}") for c in delta.changes]
+    if parts and delta.evidence != "static" and delta.ratio is None:
+        parts = [sentence(delta.text or delta.reason), *parts]
     if not parts:
         return sentence(delta.text or delta.reason)
     if limit and len(parts) > limit:
@@ -237,6 +240,8 @@ def coverage(comparison: Comparison) -> str:
     compared = counts.pop("compared", None)
     parts = [f"{counts[k]:,} {k}" for k in ordered(counts) if counts[k]]
     head = "" if compared is None else f"{compared:,} compared"
+    if comparison.deltas and noun(comparison) == "case":  # all of them, and not only those that times decided
+        head = plural(sum(n for k, n in counts.items() if k != "ignored"), "case")
     return ": ".join(p for p in (head, ", ".join(parts)) if p) or "nothing was compared"
 
 
