@@ -6,9 +6,10 @@ import pytest
 
 from brakecheck import api
 from brakecheck.bench.journal import measurements
+from brakecheck.bench.recorded import pooled
 from brakecheck.bench.table import read_table
 from brakecheck.cli import main
-from brakecheck.model import Arm, Block, BrakecheckError, Key, Measurement, Stack, UsageError, Verdict
+from brakecheck.model import Arm, Block, BrakecheckError, Key, Measurement, Run, Stack, UsageError, Verdict
 from brakecheck.verdict.measured_verdict import conclude
 from brakecheck.verdict.policy import load_policy
 
@@ -135,6 +136,17 @@ def test_a_gain_that_is_not_known_is_not_reached(tmp_path):
 def test_one_table_given_twice_counts_once(tmp_path):
     few = table(tmp_path, rows("base", SAME[:2]) + rows("candidate", SAME[:2]))
     assert compared(few, few).verdict is Verdict.WITHHELD
+
+
+def test_a_visit_that_two_runs_hold_counts_once():
+    def run(name, pairs):
+        made = [Measurement(arm, "mm", "n=1", "none", "ok", None, Key(**KEY),
+                            tuple(Block((10.0 + p,), pair=p, started=100.0 + p) for p in range(pairs)))
+                for arm in ("base", "candidate")]
+        return Run(name, "", tuple(Arm(arm, Stack(arm, arm)) for arm in ("base", "candidate")), {}, tuple(made))
+
+    together = pooled([run("interrupted", 2), run("went-on", 5)])
+    assert together is not None and [len(m.blocks) for m in together.measurements] == [5, 5]
 
 
 def test_tables_of_one_name_in_two_folders_are_two(tmp_path):

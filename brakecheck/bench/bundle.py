@@ -49,6 +49,7 @@ def measure_bundle(folder: Path, device: str, budget: float, python: Optional[st
                    keep: Callable[[Run], Any] = lambda _: None) -> Run:
     """The run of a bundle's arms, resumed from its journal when there is one. python: of the arms that name none.
     keep: writes the run; the journal stays until it has."""
+    folder = folder.resolve()  # its name is in the journal: whoever goes on may call it otherwise
     manifest = read_manifest(folder)
     if not device.startswith("cuda") and any(arm.get("cubins") for arm in manifest["arms"]):
         raise UsageError("this bundle holds CUDA kernels, which cannot run on the CPU", f"--device {device}",

@@ -39,7 +39,8 @@ def pooled(runs: Sequence[Run]) -> Run | None:
     pairs together, each pair still being of one occasion. None where they are not the same comparison.
 
     What was measured once (memory, first call) is the first run's, but a case that failed or was wrong in any of them
-    did so. A case whose key differs between two runs keeps the blocks of the first. One run given twice counts once."""
+    did so. A case whose key differs between two runs keeps the blocks of the first. One run given twice counts once,
+    and so does a visit that two runs hold, because one of them went on with the other."""
     runs = list({r.id: r for r in runs}.values())
     first = runs[0]
     if len(runs) < 2 or len(first.arms) < 2 or any(_compares(r) != _compares(first) for r in runs):
@@ -49,8 +50,10 @@ def pooled(runs: Sequence[Run]) -> Run | None:
     for run in runs:
         taken = [b.pair for m in run.measurements for b in m.blocks if b.pair is not None]
         for m in run.measurements:
-            blocks = tuple(replace(b, pair=None if b.pair is None else b.pair + pairs) for b in m.blocks)
             known = found.get((m.arm, *m.name))
+            held = {(b.started, b.us) for b in known.blocks} if known else set()
+            blocks = tuple(replace(b, pair=None if b.pair is None else b.pair + pairs) for b in m.blocks
+                           if b.started is None or (b.started, b.us) not in held)
             if known is None or _rank(m) > _rank(known):
                 found[(m.arm, *m.name)] = replace(m, blocks=blocks)
             elif _rank(m) == _rank(known) and known.key and m.key and not known.key.unlike(m.key):
