@@ -257,6 +257,8 @@ def test_pattern_and_names_choose_cases(tmp_path):
     assert {m.operator for m in controller(arms, cases="op2*", max_pairs=2).run().measurements} == {"op2"}
     with pytest.raises(UsageError, match="no case is left"):
         controller(arms, cases="nothing").run()
+    with pytest.raises(UsageError, match="no case fits 'op7"):
+        controller(arms, cases="op2*|op7*").run()
 
 
 def test_cases_of_several_devices_are_shared_out_and_merged(tmp_path, monkeypatch):

@@ -130,6 +130,8 @@ def test_a_gain_that_is_not_known_is_not_reached(tmp_path):
     policy.write_text("[measured]\nmin_gain = 0.1\n[measured.weights]\nnot_measured = 1.0")
     found = compared(table(tmp_path, both()), policy=policy)
     assert found.verdict is Verdict.HOLD and "is not known" in found.headline
+    policy.write_text("[measured.weights]\nnot_measured = 1.0")
+    assert any(r.code == "no-weight" for r in compared(table(tmp_path, both()), policy=policy).comparison.reasons)
 
 
 # ---- Several runs ----------------------------------------------------------------------------------------------------

@@ -182,6 +182,8 @@ class Controller:
         for name in self.options.operators:  # a name that no stack knows would silently narrow what a verdict covers
             if not any(name in catalogue for catalogue in catalogues):
                 raise UsageError(f"there is no operator {name!r}", "--operators", f"choose among: {have}")
+        patterns = [p.strip() for p in self.options.cases.split("|")]
+        used: set[str] = set()
         merged: dict[Case, None] = {}
         for catalogue, arm in zip(catalogues, self.arms):
             for operator, entry in catalogue.items():
@@ -190,8 +192,10 @@ class Controller:
                 if not self.options.operators and arm.implementation not in entry["implementations"]:
                     continue
                 for case in entry["cases"]:
-                    if any(fnmatch.fnmatch(name, pattern.strip()) for name in (case, f"{operator} {case}")
-                           for pattern in self.options.cases.split("|")):
+                    fitting = [p for p in patterns
+                               if fnmatch.fnmatch(case, p) or fnmatch.fnmatch(f"{operator} {case}", p)]
+                    used.update(fitting)
+                    if fitting:
                         merged[(operator, case)] = None
         for wanted in dict.fromkeys(arm.implementation for arm in self.arms):
             chosen = [c[operator]["implementations"] for c in catalogues for operator, _ in merged if operator in c]
@@ -200,6 +204,9 @@ class Controller:
                                  f"choose among: {', '.join(sorted({n for names in chosen for n in names}))}")
         if not merged:
             raise UsageError("no case is left to measure", "--operators, --cases", f"choose among: {have}")
+        idle = [p for p in patterns if p not in used]
+        if idle:  # as a name that no stack knows
+            raise UsageError(f"no case fits {idle[0]!r}", "--cases", "brakecheck ops OPERATOR lists its cases")
         mine, of = self.options.shard
         return list(merged)[mine::of]
 

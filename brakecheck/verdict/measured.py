@@ -113,19 +113,23 @@ def _right(base: Measurement | None, candidate: Measurement | None) -> tuple[Sta
     if base.numerics is None:
         if candidate.numerics.get("ok", True):
             return None
-        return State.BROKEN, "wrong-result", (f"the candidate's result is wrong, the base's was not checked: "
-                                              f"{candidate.numerics.get('why')}")
+        return State.BROKEN, "wrong-result", (f"the candidate's result is wrong{_because(candidate)}; the base's was "
+                                              "not checked")
     good, now = base.numerics.get("ok", True), candidate.numerics.get("ok", True)
     if good and not now:
-        return State.BROKEN, "wrong-result", f"the candidate's result is wrong: {candidate.numerics.get('why')}"
+        return State.BROKEN, "wrong-result", f"the candidate's result is wrong{_because(candidate)}"
     if now and not good:
-        why = base.numerics.get("why")
-        return State.FIXED, "right-result", f"the base's result is wrong, the candidate's right: {why}"
+        return State.FIXED, "right-result", f"the base's result is wrong, the candidate's right{_because(base)}"
     if good and now:
         return _layouts(base.numerics.get("layouts") or {}, candidate.numerics.get("layouts") or {})
     if not good:
-        return State.UNDECIDED, "wrong-on-both", f"the result is wrong on both: {candidate.numerics.get('why')}"
+        return State.UNDECIDED, "wrong-on-both", f"the result is wrong on both{_because(candidate)}"
     return None
+
+
+def _because(m: Measurement) -> str:
+    why = (m.numerics or {}).get("why")
+    return f": {why}" if why else ""
 
 
 def _layouts(base: Mapping[str, Any], candidate: Mapping[str, Any]) -> tuple[State, str, str] | None:

@@ -149,7 +149,7 @@ def _coverage(deltas: Sequence[Delta], every: Sequence[Delta], mitigations: Sequ
         elif d.reason in ("unlike-keys", "no-key", "timer-does-not-wait", "drift"):
             out.append((Verdict.WITHHELD, Reason(d.reason, f"{_name(d)}: {d.text}", _scope(d))))
     if not deltas and every:
-        out.append((Verdict.WITHHELD, Reason("nothing-measured", f"the policy ignores all {len(every)} cases")))
+        out.append((Verdict.WITHHELD, Reason("nothing-measured", "the policy ignores every case")))
     elif all(d.state is State.NEW for d in deltas):
         out.append((Verdict.WITHHELD, Reason("nothing-measured", "no case was measured on both arms")))
     return out
@@ -270,6 +270,8 @@ def _growth(slow: list[Delta]) -> str:
 
 def _gain(deltas: Sequence[Delta], rules: MeasuredRules) -> list[Finding]:
     gain = throughput(deltas, rules.weights)
+    if gain is None and rules.weights and rules.min_gain <= 0:
+        return [(Verdict.GO, Reason("no-weight", "no decided case has a weight: nothing is known of the throughput"))]
     if rules.min_gain <= 0 or any(d.state is State.FIXED for d in deltas) or (gain or 0.0) >= rules.min_gain:
         return []
     if gain is None:

@@ -124,7 +124,8 @@ def load_policy(path: Optional[Path] = None, directory: Optional[Path] = None) -
         text = path.read_text(encoding="utf-8")
         data = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the policy cannot be read: {error}", str(path), "give a readable TOML file") from error
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"the policy cannot be read: {why}", str(path), "give a readable TOML file") from error
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"the policy is not TOML: {error}", str(path), "correct that line") from error
     policy = _table(Policy, data, (), _Place(str(path), text))
