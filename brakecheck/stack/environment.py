@@ -119,6 +119,8 @@ def _existing(spec: str, path: str) -> Environment:
         raise UsageError(f"there is no Python at {python}", spec, "give the path of its python, or of its environment")
     shown = python.absolute()  # not resolved: a virtual environment is known by the link it is started through
     name = shown.parent.parent.name if shown.parent.name == "bin" else shown.name
+    if name in ("venv", ".venv", "env", ".env"):  # as every project calls it
+        name = "/".join(shown.parent.parent.parts[-2:])
     return Environment(spec, name, (str(shown),))
 
 
