@@ -199,7 +199,9 @@ def _memory(deltas: Sequence[Delta], mitigations: Sequence[Mitigation], rules: M
                 continue
             grew = change.candidate / change.base - 1 if change.base else math.inf if change.candidate > 0 else 0.0
             verdict = Verdict.GO
-            if grew > rules.memory_brake:
+            if math.isinf(grew):  # no limit in percent speaks of this
+                verdict = Verdict.HOLD
+            elif grew > rules.memory_brake:
                 verdict = Verdict.HOLD if switched else Verdict.BRAKE
             elif grew > rules.memory_hold:
                 verdict = Verdict.HOLD
@@ -289,7 +291,8 @@ def _headline(verdict: Verdict, findings: Sequence[Finding], gain: float | None,
         more = f" (and {len(leading) - 1} more)" if len(leading) > 1 else ""
         text = f"{verdict.value}: {leading[0].text}{more}"
     else:
-        text = f"{verdict.value}: " + ("" if gain is None else f"throughput {gain:+.1%}, ") + "no case is slower"
+        gained = "" if gain is None else f"throughput {round(gain, 3) + 0.0:+.1%}, "  # + 0.0: no -0.0%
+        text = f"{verdict.value}: {gained}no case is slower"
         text += "".join(f"; {r.text}" for _, r in findings if r.code == "unknown")
     if len(set(by_arch.values())) > 1:
         text += " | " + ", ".join(f"{v.value} on {arch}" for arch, v in by_arch.items())
