@@ -1,15 +1,18 @@
 """What must never end in GO, nor in a stack trace: evidence that is missing, contradictory, or misread."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from brakecheck import api
+from brakecheck.bench import store
 from brakecheck.bench.journal import measurements
 from brakecheck.bench.recorded import pooled
 from brakecheck.bench.table import read_table
 from brakecheck.cli import main
 from brakecheck.model import Arm, Block, BrakecheckError, Key, Measurement, Run, Stack, UsageError, Verdict
+from brakecheck.model.codec import encode
 from brakecheck.verdict.measured_verdict import conclude
 from brakecheck.verdict.policy import load_policy
 
@@ -173,6 +176,41 @@ def test_of_two_runs_the_first_arm_is_compared_with_the_last(tmp_path):
     old = table(tmp_path, rows("one") + rows("two", SLOW), "old.json")
     new = table(tmp_path, rows("one") + rows("three", SLOW), "new.json")
     assert compared(old, new).verdict is Verdict.BRAKE  # of "one" against "three", not of "two"
+
+
+@pytest.mark.parametrize("change, what", [
+    (lambda d: d["arms"][1].update(name="base"), "the arm base is there 2 times"),
+    (lambda d: d["measurements"].append(d["measurements"][-1]), "the measurement candidate mm n=1 .* is there 2 times"),
+    (lambda d: d["measurements"][0]["blocks"][0].update(us=[]), "without times"),
+    (lambda d: d["measurements"][0]["blocks"][0].update(us=[-1.0]), "not positive"),
+    (lambda d: d["measurements"][0]["blocks"][0].update(us=[float("nan")]), "not positive"),
+    (lambda d: d["measurements"][0].update(numerics={"ok": "yes"}), "numerics that cannot be read"),
+    (lambda d: d["measurements"][0].update(trials={"failed": 5, "tries": 3}), "counts failures that cannot be")])
+def test_a_run_that_contradicts_itself_is_refused(tmp_path, change, what):
+    data = encode(read_table(table(tmp_path, both())))
+    change(data)
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(BrakecheckError, match=what):
+        compared(str(path))
+
+
+@pytest.mark.parametrize("schema, what", [
+    ("brakecheck/comparison/1", "a comparison"), ("brakecheck/run/99", "not known")])
+def test_other_files_of_ours_are_named(tmp_path, schema, what):
+    with pytest.raises(BrakecheckError, match=what):
+        compared(table(tmp_path, [], schema=schema))
+
+
+def test_a_run_with_damaged_tables_says_so(tmp_path):
+    polars = pytest.importorskip("polars")
+    run = read_table(table(tmp_path, both()))
+    where = store.write(replace(run, id="r"), str(tmp_path / "s"))
+    samples = polars.read_parquet(f"{where}/samples.parquet")
+    for damaged in (samples.head(0), samples.drop("us")):
+        damaged.write_parquet(f"{where}/samples.parquet")
+        with pytest.raises(BrakecheckError, match="this run is damaged"):
+            compared(where)
 
 
 # ---- Tables ----------------------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +20,40 @@ from .table import read_table
 def read_recorded(name: str, store: str | None = None) -> Run:
     """The run of a file, a folder, a URL or a run's id."""
     if Path(name).suffix.lower() not in (".csv", ".json"):
-        return stores.read(stores.find(name, store or stores.default_store()))
+        return _sound(stores.read(stores.find(name, store or stores.default_store())), name)
     data = _json(name) if name.lower().endswith(".json") else None
     if isinstance(data, dict) and data.get("schema") == RUN_SCHEMA:
-        return decode(Run, data, name)
+        return _sound(decode(Run, data, f"{name}: $"), name)
+    schema = str(data.get("schema", "")) if isinstance(data, dict) else ""
+    if schema.startswith("brakecheck/comparison/"):
+        raise BrakecheckError("this is a comparison, and no run", name, "two comparisons: brakecheck diff A B")
+    if schema.startswith("brakecheck/run/"):
+        raise BrakecheckError(f"schema {schema!r} is not known here", name, f"this version reads {RUN_SCHEMA!r}")
     return read_table(name)
+
+
+def _sound(run: Run, where: str) -> Run:
+    """The run. Raises BrakecheckError where it contradicts itself, because one half of it would then be judged and the
+    other not be seen."""
+    def refuse(what: str) -> None:
+        raise BrakecheckError(f"this run is damaged: {what}", where, "measure it again, or correct its file")
+
+    arms = [a.name for a in run.arms]
+    names = [(m.arm, *m.name) for m in run.measurements]
+    for what, found in (("arm", arms), ("measurement", names)):
+        for one, count in Counter(found).items():
+            if count > 1:
+                refuse(f"the {what} {one if isinstance(one, str) else ' '.join(one)} is there {count} times")
+    for m in run.measurements:
+        told = f"{m.arm} {m.operator} {m.case}"
+        if not all(b.us and all(0 < us < math.inf for us in b.us) for b in m.blocks):
+            refuse(f"{told} has a block without times, or with one that is not positive")
+        if not isinstance((m.numerics or {}).get("ok", True), bool) or not all(
+                isinstance((m.numerics or {}).get(k, {}), dict) for k in ("outputs", "layouts")):
+            refuse(f"{told} has numerics that cannot be read")
+        if m.trials is not None and not 0 <= m.trials.get("failed", -1) <= m.trials.get("tries", -1):
+            refuse(f"{told} counts failures that cannot be: {m.trials}")
+    return run
 
 
 def _json(name: str) -> Any:

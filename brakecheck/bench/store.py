@@ -141,10 +141,11 @@ def read(where: str) -> Run:
         else:
             manifest = json.loads((Path(where) / "manifest.json").read_text())
             frames = [polars.read_parquet(Path(where) / name) for name in FILES]
-    except (OSError, ValueError, polars.exceptions.PolarsError) as problem:
-        raise BrakecheckError(f"this run is damaged: {problem}", where, "measure it again") from problem
-    run = decode(Run, {**manifest, "measurements": []})
-    return replace(run, measurements=_measurements(*frames))
+        run = decode(Run, {**manifest, "measurements": []}, where)
+        return replace(run, measurements=_measurements(*frames))
+    except (OSError, ValueError, TypeError, LookupError, polars.exceptions.PolarsError) as problem:
+        why = f"{problem}" if isinstance(problem, (OSError, ValueError)) else f"{type(problem).__name__}: {problem}"
+        raise BrakecheckError(f"this run is damaged: {why}", where, "measure it again") from problem
 
 
 def _frames(run: Run) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
