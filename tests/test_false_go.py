@@ -258,6 +258,19 @@ def test_csv_of_a_spreadsheet(tmp_path):
     assert len({m.name for m in read_table(str(tmp_path / "t.csv")).measurements}) == 1
 
 
+# ---- Reports ---------------------------------------------------------------------------------------------------------
+def test_a_lax_policy_and_warnings_are_said_everywhere(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "brakecheck.toml").write_text("[measured]\nmargin = 0.9\nslower_brake = 0.1")
+    blocks = rows("base") + rows("candidate", [1.5 * us for us in SAME], rigth=True)
+    with pytest.raises(SystemExit) as stop:
+        main(["compare", table(tmp_path, blocks), "-o", "r.md", "-o", "r.html"])
+    assert not stop.value.code  # as the policy says
+    for told in (capsys.readouterr().out, (tmp_path / "r.md").read_text(), (tmp_path / "r.html").read_text()):
+        assert "margin" in told and "0.9" in told and "rigth" in told
+    assert "brakecheck.toml: margin = 0.9" in (tmp_path / "r.md").read_text()  # and not what equals the default
+
+
 # ---- Policy and workload ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("rule, todo", [("margin = 5", "write margin = 0.05"), ("margin = nan", ""),
                                         ("memory_brake = 10", "memory_brake = 0.1"), ("min_gain = inf", ""),

@@ -25,6 +25,9 @@ def render(comparison: Comparison) -> str:
         f"**{text(words.headline(comparison), 1000)}**",
         f"{text(words.title(comparison), 300)} · {text(words.coverage(comparison))}",
     ]
+    if words.rules(comparison):
+        head.append(f"Policy {text(words.rules(comparison))}")
+    head += [f"Warning: {text(one)}" for one in words.warnings(comparison)[:5]]
     steps = r.verdicts(comparison)
     if steps:
         head.append("Moving to " + ", ".join(f"{text(label)}: **{verdict}**" for label, verdict in steps))

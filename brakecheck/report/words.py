@@ -6,11 +6,13 @@ None for what is unknown and returns UNKNOWN for it.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
-from ..model import Comparison, Delta, Mitigation, Reason, State, Verdict
+from ..model import Comparison, Delta, Mitigation, Reason, State, Verdict, encode
+from ..verdict.policy import Policy
 
 UNKNOWN = "–"
 MEANING = {
@@ -243,6 +245,23 @@ def coverage(comparison: Comparison) -> str:
     if comparison.deltas and noun(comparison) == "case":  # all of them, and not only those that times decided
         head = plural(sum(n for k, n in counts.items() if k != "ignored"), "case")
     return ": ".join(p for p in (head, ", ".join(parts)) if p) or "nothing was compared"
+
+
+def rules(comparison: Comparison) -> str:
+    """brakecheck.toml: margin = 0.05; empty where no policy file applied. A GO by other rules than the defaults, which
+    may have lain in the folder by chance, must say so."""
+    told = comparison.environment.get("policy") or {}
+    if not told.get("source"):
+        return ""
+    usual = encode(Policy())
+    changed = [f"{name} = {json.dumps(value)}" for table in usual for name, value in told.get(table, {}).items()
+               if value != usual[table].get(name)]
+    return f"{told['source']}: {', '.join(changed) or 'the defaults'}"
+
+
+def warnings(comparison: Comparison) -> List[str]:
+    """What the runs behind it warned of, such as libraries of two releases in one stack."""
+    return [sentence(text, 300) for text in comparison.environment.get("warnings") or ()]
 
 
 def ordered(names: Iterable[str]) -> List[str]:
