@@ -120,6 +120,12 @@ def test_a_go_says_what_it_knows_nothing_of(tmp_path):
     assert "nothing is known of 2 of 5 cases: 1 fail on both, 1 wrong on both" in found.headline
 
 
+def test_a_go_says_which_memory_it_does_not_know(tmp_path):
+    found = compared(table(tmp_path, rows("base", memory={"process": 2**30}) + rows("candidate")))
+    assert found.verdict is Verdict.GO
+    assert "memory (process) of 1 of 1 cases is known on the base only" in found.headline
+
+
 def test_new_cases_alone_are_no_comparison(tmp_path):
     blocks = rows("candidate") + rows("base", case="n=2")
     text = table(tmp_path, blocks)
@@ -235,6 +241,12 @@ def test_wrong_types_of_a_table_name_the_field(tmp_path, more):
 def test_a_pair_that_is_there_twice_is_refused(tmp_path):
     with pytest.raises(BrakecheckError, match="pair 4 .* twice"):
         read_table(table(tmp_path, [*both(), {**both()[-1], "us": [99]}]))
+
+
+def test_blocks_with_and_without_pairs_are_not_mixed(tmp_path):
+    alone = [{k: v for k, v in r.items() if k != "pair"} for r in rows("candidate", SLOW)]
+    with pytest.raises(BrakecheckError, match="some blocks have a pair and some have none"):
+        read_table(table(tmp_path, [*both(), *alone]))
 
 
 def test_fields_that_nobody_reads_are_named(tmp_path):

@@ -36,6 +36,8 @@ class Journal:
                 fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UsageError("another process is measuring this run", str(path), "wait until it ends") from None
+            except OSError:  # a file system without locks
+                pass
             held = path.read_bytes()
             if not (held.startswith(FIRST) or FIRST.startswith(held)):
                 raise UsageError("this is no journal of a run", str(path), "give the id of a run (brakecheck runs)")

@@ -173,6 +173,9 @@ def _measurement(arm: str, operator: str, case: str, arch: str, rows: list[tuple
         elif "status" not in row and not row.get("memory") and "tries" not in row and "failed" not in row:
             raise BrakecheckError("a block has neither times (us) nor memory nor a status", where,
                                   "add us: microseconds per call")
+    if len({block.pair is None for block in blocks}) > 1:  # those without would be left out of a paired comparison
+        raise BrakecheckError(f"of {arm} {operator} {case} some blocks have a pair and some have none", rows[0][0],
+                              "number all of them, or none")
     told: dict[str, Any] = {}  # by the first row that tells it
     for _, row in rows:
         told = {**row, **told}

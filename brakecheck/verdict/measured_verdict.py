@@ -178,8 +178,13 @@ def _unknown(deltas: Sequence[Delta]) -> list[Finding]:
     told = [f"{n} {WHY_UNKNOWN[kind]}" for kind, n in others.most_common()]
     if len(undecided) > sum(others.values()):
         told.append(f"{len(undecided) - sum(others.values())} undecided")
-    text = f"nothing is known of {len(undecided)} of {len(deltas)} cases: {', '.join(told)}"
-    return [(Verdict.GO, Reason("unknown", text))] if undecided else []
+    out = [f"nothing is known of {len(undecided)} of {len(deltas)} cases: {', '.join(told)}"] if undecided else []
+    lost = [d for d in deltas if d.candidate.get("status") == "ok"
+            and set(d.base.get("memory", {})) - set(d.candidate.get("memory", {}))]
+    if lost:
+        kinds = sorted({kind for d in lost for kind in set(d.base["memory"]) - set(d.candidate.get("memory", {}))})
+        out.append(f"memory ({', '.join(kinds)}) of {len(lost)} of {len(deltas)} cases is known on the base only")
+    return [(Verdict.GO, Reason("unknown", text)) for text in out]
 
 
 def _reasons(undecided: Sequence[Delta]) -> Counter[str]:
