@@ -16,7 +16,7 @@ from typing import Any
 
 from .bench import store as stores
 from .bench.bundle import seconds_of
-from .bench.controller import ArmSpec, Controller, DeviceUnusable, Enough, Options
+from .bench.controller import ArmSpec, Controller, DeviceUnusable, Enough, Options, check
 from .bench.journal import Journal
 from .bench.stopping import enough_for
 from .model import Arm, Comparison, Reason, Run, Stack, UsageError, Verdict, distinct
@@ -121,6 +121,8 @@ def _run(arms: Sequence[ArmSpec], options: Options, enough: Enough,
                          "name each device once")
     (first, step), count = options.shard, len(devices)
     shared = [replace(options, device=d, shard=(first + i * step, count * step)) for i, d in enumerate(devices)]
+    for each in shared:
+        check(each)  # before there is a journal
     if store == NOT_KEPT:
         unkept = [Controller(arms, o, enough, progress=progress) for o in shared]
         return replace(_merged(_run_all(unkept, command)), static=static)

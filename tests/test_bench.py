@@ -152,6 +152,7 @@ def test_options_that_would_be_taken_for_something_else(tmp_path, monkeypatch, o
     monkeypatch.setattr(measuring, "open_environment", lambda spec: fake(tmp_path, spec[4:]).environment)
     with pytest.raises(UsageError, match=what):
         measuring.measure("env:a", Options(**options), store=str(tmp_path / "s"))
+    assert not (tmp_path / "s").exists()
 
 
 @pytest.mark.parametrize("command, what", [(("false",), "the worker died"), (("no-such-command",), "cannot start")])

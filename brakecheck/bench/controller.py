@@ -92,7 +92,7 @@ class Controller:
     def __init__(self, arms: Sequence[ArmSpec], options: Options, enough: Enough, journal: Journal | None = None,
                  progress: Callable[[dict[str, Any]], None] = lambda _: None) -> None:
         self.arms, self.options, self.enough, self.progress = list(arms), options, enough, progress
-        _check(options)
+        check(options)
         self.journal = journal or Journal(None)
         self.begin = time.monotonic()
         self.seconds = {"measuring": 0.0, "starting": 0.0}
@@ -379,7 +379,7 @@ class Controller:
                    timing)
 
 
-def _check(options: Options) -> None:
+def check(options: Options) -> None:
     """Raises UsageError for what every worker would refuse, or worse, take for something else."""
     if not re.fullmatch(r"cpu|cuda(:\d+)?", options.device):
         raise UsageError(f"there is no device {options.device!r}", "--device", "write cpu, cuda:0 or cuda:0,cuda:1")
