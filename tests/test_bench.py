@@ -202,6 +202,14 @@ def test_stacks_that_are_not_what_was_meant(tmp_path, entry, what):
         stack_names(str(file))
 
 
+def test_environments_that_every_project_calls_the_same_are_told_apart(tmp_path):
+    for project in ("old", "new"):
+        (tmp_path / project / ".venv" / "bin").mkdir(parents=True)
+        (tmp_path / project / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    names = [open_environment(f"env:{tmp_path / project / '.venv'}").name for project in ("old", "new")]
+    assert names == ["old/.venv", "new/.venv"]
+
+
 def test_one_journal_has_one_writer(tmp_path):
     first = Journal(tmp_path / "j")
     with pytest.raises(UsageError, match="another process"):

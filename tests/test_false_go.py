@@ -11,8 +11,22 @@ from brakecheck.bench.journal import measurements
 from brakecheck.bench.recorded import pooled
 from brakecheck.bench.table import read_table
 from brakecheck.cli import main
-from brakecheck.model import Arm, Block, BrakecheckError, Key, Measurement, Run, Stack, UsageError, Verdict
+from brakecheck.model import (
+    Arm,
+    Block,
+    BrakecheckError,
+    Change,
+    Delta,
+    Key,
+    Measurement,
+    Run,
+    Stack,
+    State,
+    UsageError,
+    Verdict,
+)
 from brakecheck.model.codec import encode
+from brakecheck.report import words
 from brakecheck.verdict.measured_verdict import conclude
 from brakecheck.verdict.policy import load_policy
 
@@ -281,6 +295,22 @@ def test_a_lax_policy_and_warnings_are_said_everywhere(tmp_path, capsys, monkeyp
     for told in (capsys.readouterr().out, (tmp_path / "r.md").read_text(), (tmp_path / "r.html").read_text()):
         assert "margin" in told and "0.9" in told and "rigth" in told
     assert "brakecheck.toml: margin = 0.9" in (tmp_path / "r.md").read_text()  # and not what equals the default
+
+
+def test_reports_say_what_happened_first_and_of_which_operator(tmp_path, capsys):
+    blocks = []
+    for k in range(20):  # more than a comment's table has room for
+        blocks += [{**r, "operator": f"op{k:02}"} for r in rows("base", right=True) + rows("candidate", right=False)]
+        blocks += [{**r, "operator": f"ok{k:02}"} for r in both()]
+    blocks += [{**r, "operator": "dies"} for r in rows("base") + rows("candidate", status="crash", message="signal 11")]
+    with pytest.raises(SystemExit):
+        main(["compare", table(tmp_path, blocks), "-o", str(tmp_path / "r.md")])
+    comment, shown = (tmp_path / "r.md").read_text(), capsys.readouterr().out
+    assert "41 cases: 21 broken, 20 same" in comment and "Message for dies n=1" in shown
+    assert "- broken: `op19 n=1`" in comment and "`dies n=1`" in comment
+    delta = Delta("mm", "n=1", "none", "measured", State.BROKEN, "wrong-result", "the result is wrong",
+                  changes=(Change("bits", "a", "b", "the results differ in their bits"),))
+    assert words.changes(delta) == "the result is wrong; the results differ in their bits"
 
 
 # ---- Policy and workload ---------------------------------------------------------------------------------------------
