@@ -284,6 +284,15 @@ def test_csv_of_a_spreadsheet(tmp_path):
     assert len({m.name for m in read_table(str(tmp_path / "t.csv")).measurements}) == 1
 
 
+def test_what_would_not_be_looked_at_is_refused(tmp_path):
+    recorded = table(tmp_path, both())
+    for specs, more in (((recorded,), {"operators": ["mm"]}), ((recorded,), {"sources": ["my.cu"]}),
+                        (("env:a", "env:b"), {"sources": ["my.cu"]}), (("env:a", "env:b"), {"launches": ["k=1"]}),
+                        (("cuda==12.9", "cuda==13.2"), {"implementation": "triton"})):
+        with pytest.raises(UsageError, match="has no meaning here"):
+            compared(*specs, **more)
+
+
 # ---- Reports ---------------------------------------------------------------------------------------------------------
 def test_a_lax_policy_and_warnings_are_said_everywhere(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
