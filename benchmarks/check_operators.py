@@ -46,6 +46,7 @@ def lines(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     answer = worker.ask(request, arguments.limit)
                 except WorkerLost as lost:
                     answer = {"ok": False, "state": lost.state, "message": lost.message}
+                if not answer["ok"] and answer["state"] in ("crash", "timeout"):
                     worker = WorkerProcess(here, hello)
                 yield {"operator": name, "case": case.name, "implementation": implementation, **answer}
         worker.close()

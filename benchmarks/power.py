@@ -2,10 +2,10 @@
 are found, and at what cost in seconds a case?
 
     python benchmarks/power.py --device cpu --clock cpu-time --most-work 3e6 --every 2 --cases-each 40 --budget 1h
-    python benchmarks/power.py --device cuda:0 --effects 3,1.5,5,10,2,1 --every 8 --budget 9m --round 90s
+    python benchmarks/power.py --device cuda:0 --effects 3+1.5,5+10,2 --every 10 --budget 9m
 
-Each effect has rounds of its own, and a record after each round: run it again to go on. An effect needs windows of at
-least one call over it (34 calls for 3 %), so the products of 8192 cost seconds a visit.
+A record after each round, and a journal of the one that was cut off: run it again to go on. An effect needs windows of
+at least one call over it (34 calls for 3 %), so the products of 8192 cost seconds a visit.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from rounds import parser, run_rounds, share, write_record
 
 def main() -> None:
     arguments = parser(__doc__ or "")
-    arguments.add_argument("--effects", default="1,2,3,5,10", help="percent, comma-separated")
+    arguments.add_argument("--effects", default="1,2,3,5,10",
+                           help="percent, comma-separated; those joined by + are candidates of one base")
     arguments.add_argument("--cases-each", type=int, default=40, help="case comparisons wanted for each effect")
     arguments.add_argument("--precision", type=float, help="half width to stop at (default: half the margin, 0.005)")
     given = arguments.parse_args()
-    effects = [float(e) / 100 for e in given.effects.split(",")]
-    out, rounds, about = run_rounds(given, "power", [[effect] for effect in effects], given.cases_each,
-                                    given.precision)
+    groups = [[float(e) / 100 for e in group.split("+")] for group in given.effects.split(",")]
+    out, rounds, about = run_rounds(given, "power", groups, given.cases_each, given.precision)
     table = {}
-    for effect in effects:
+    for effect in sorted({e for group in groups for e in group}):
         for limited in (False, True):
             rows = [c for r in rounds for c in r["cases"]
                     if c["inject"] == effect and c["power_limited"] == limited]

@@ -1,4 +1,5 @@
-"""Rounds of comparisons of one environment with itself, kept as they end: a proof can be stopped and resumed."""
+"""Rounds of comparisons of one environment with itself, kept as they end: a proof can be stopped and resumed, in the
+middle of a round too (NAME.journal.jsonl)."""
 
 from __future__ import annotations
 
@@ -110,7 +111,7 @@ def run_rounds(arguments: argparse.Namespace, name: str, groups: list[list[float
     the same record too), and device and stack."""
     out = Path(arguments.out or Path(__file__).parent / "records" / f"{name}-{arguments.device.replace(':', '')}.json")
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_suffix(".partial.jsonl")
+    partial, journal = out.with_suffix(".partial.jsonl"), out.with_suffix(".journal.jsonl")
     rounds = [json.loads(line) for line in partial.read_text().splitlines()] if partial.exists() else []
     spec, begin, budget = f"env:{arguments.python}", time.monotonic(), measuring.seconds_of(arguments.budget)
     about = rounds[-1]["about"] if rounds else {}
@@ -121,6 +122,8 @@ def run_rounds(arguments: argparse.Namespace, name: str, groups: list[list[float
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, end)
+    if journal.exists() and rounds:
+        rounds.pop()  # goes on below, under the same seed
     while True:
         have = [sum(c["inject"] in group for r in rounds for c in r["cases"]) / len(group) for group in groups]
         left = budget - (time.monotonic() - begin)
@@ -130,15 +133,17 @@ def run_rounds(arguments: argparse.Namespace, name: str, groups: list[list[float
         seed = arguments.seed + len(rounds)
         comparison, run = measuring.compare_measured(
             *[spec] * (1 + len(injects)), options=options(arguments, seed, left), inject=injects, precision=precision,
-            store=arguments.store, implementations=dict.fromkeys(("base", "candidate"), arguments.implementation))
+            store=arguments.store, implementations=dict.fromkeys(("base", "candidate"), arguments.implementation),
+            resume=str(journal) if arguments.store == measuring.NOT_KEPT else None)
         if run is None:
             raise SystemExit(comparison.headline)
         about = {"device": run.device, "components": {c.name: c.version for c in run.arms[0].stack.components}}
         rounds.append({"seed": seed, "run": run.id, "complete": run.complete, "timing": run.timing,
                        "noise": comparison.environment.get("noise"), "about": about,
                        "cases": cases_of(run, comparison, injects)})
-        with partial.open("a") as file:
-            file.write(json.dumps(rounds[-1]) + "\n")
+        partial.write_text("".join(json.dumps(r) + "\n" for r in rounds))
+        if run.complete or not (ended or time.monotonic() - begin >= budget):  # its own time was over
+            journal.unlink(missing_ok=True)
         print(f"round {seed}: extra work {', '.join(f'{i:.1%}' for i in injects)}, {len(rounds[-1]['cases'])} "
               f"comparisons, {sum(c['state'] in ('slower', 'faster') for c in rounds[-1]['cases'])} called different, "
               f"{run.timing['wall']:.0f} s", flush=True)

@@ -27,7 +27,7 @@ from .verdict.policy import Policy
 
 __all__ = ["NOT_KEPT", "arm", "arm_names", "compare_arms", "compare_measured", "implementations_of", "measure",
            "seconds_of", "weights_of"]
-NOT_KEPT = "-"  # as a store: nothing is written, neither journal nor run
+NOT_KEPT = "-"  # as a store: no run is written, and no journal but the one that `resume` names
 LEAST_SHARE = 0.001  # of a workload's time, for a case of it to be measured
 Progress = Callable[[dict[str, Any]], None]
 
@@ -124,7 +124,9 @@ def _run(arms: Sequence[ArmSpec], options: Options, enough: Enough,
     for each in shared:
         check(each)  # before there is a journal
     if store == NOT_KEPT:
-        unkept = [Controller(arms, o, enough, progress=progress) for o in shared]
+        if resume and count > 1:
+            raise UsageError("one journal cannot hold several devices", "--resume", "give a store instead of -")
+        unkept = [Controller(arms, o, enough, Journal(Path(resume) if resume else None), progress) for o in shared]
         return replace(_merged(_run_all(unkept, command)), static=static)
     store = store or stores.default_store()
     path = _journal(store, resume)

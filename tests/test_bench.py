@@ -72,6 +72,12 @@ def test_failures_are_states_and_the_run_goes_on(tmp_path):
     assert compare_runs(run, run).verdict is Verdict.BRAKE and run.complete
 
 
+def test_a_case_that_breaks_the_device_costs_no_other_case(tmp_path):
+    """A failed assertion in a kernel leaves a CUDA context in which every later call fails."""
+    run = controller([fake(tmp_path, "a"), fake(tmp_path, "b", "op1=poison")]).run()
+    assert states(run) == {"op0": State.SAME, "op1": State.BROKEN, "op2": State.SAME}
+
+
 def test_a_failure_that_does_not_come_back_is_a_note(tmp_path):
     run = controller([fake(tmp_path, "a"), fake(tmp_path, "b", "op0=crash-once")]).run()
     (m,) = [m for m in run.of_arm("b") if m.operator == "op0"]

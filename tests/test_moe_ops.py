@@ -257,6 +257,7 @@ def test_arena_tensors_do_not_overlap_and_slots_come_back():
 
 KERNELS = [
     ("router.cu", ("router<float, 0, 8, 32>", "router<unsigned short, 1, 16, 32>"), (), 80),
+    ("router_one.cu", ("router_one<float, 8>", "router_one<unsigned short, 16>"), (), 80),
     ("moe_permute.cu", ("moe_permute",), (), 80), ("moe_permute_bulk.cu", ("moe_permute_bulk",), (), 90),
     ("moe_unpermute.cu", ("moe_unpermute<8>", "moe_unpermute<0>", "moe_unpermute_backward<8>"), (), 80),
     ("scatter_rows.cu", ("scatter_rows",), ("RUN=64",), 80),

@@ -14,7 +14,7 @@ OPERATORS = catalogue()
 MOST_SHARED = 227 * 1024  # bytes a block on sm_90 and sm_100
 C_TYPES = {
     "float": torch.float32, "int": torch.int32, "bf16": torch.bfloat16, "signed char": torch.int8,
-    "unsigned char": torch.uint8, "unsigned short": torch.bfloat16,
+    "unsigned char": torch.uint8, "unsigned short": torch.bfloat16, "u64": torch.int64,
 }
 C_SCALARS = {"int": "i32", "long long": "i64", "float": "f32"}
 

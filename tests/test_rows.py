@@ -193,7 +193,7 @@ def test_every_width_has_a_plan_that_covers_it(capability):
                  rows_tuning.norm(vectors, capability, True, True),
                  rows_tuning.norm(vectors, capability, False, False)]
         assert all((p is not None and p.covers >= vectors) == (vectors <= most) for p in plans)
-    assert rows_tuning.norm_backward(0, capability) is None  # a row that is no whole number of vectors
+    assert rows_tuning.norm_backward(0, capability, True) is None  # a row that is no whole number of vectors
 
 
 def test_few_long_rows_are_spread_over_a_cluster():
@@ -208,11 +208,21 @@ def test_plans_stay_within_what_a_block_may_have():
         for plan in plans:
             assert plan.team_threads * plan.teams <= 1024 and plan.cluster * plan.group <= 16
             widest = plan.covers * 8
-            backward = plans in (rows_tuning.NORM_BACKWARD, rows_tuning.OLD_NORM_BACKWARD)
+            backward = plans in (rows_tuning.RMS_NORM_BACKWARD, rows_tuning.LAYER_NORM_BACKWARD,
+                                 rows_tuning.OLD_NORM_BACKWARD)
             softmax = plans in (rows_tuning.SOFTMAX, rows_tuning.SOFTMAX_BACKWARD)
             streams = 2 if backward or plans == rows_tuning.SOFTMAX_BACKWARD else 1
             kept = 1 if backward else 0 if softmax else 2
             assert plan.shared_bytes(widest, 2, streams, kept, backward) <= 227 * 1024
+
+
+def test_every_kernel_waits_for_the_one_ahead_of_it():
+    """They are launched before it has ended; the wait is in Walk::run, or in the kernel itself."""
+    for source in ("rows_softmax.cu", "rows_norm.cu"):
+        kernels = (jit.CUDA_SOURCES / source).read_text().split("\ntemplate __global__")[0].split("__global__")[1:]
+        assert len(kernels) >= 4
+        assert all("rows::follow();" in k or "Walk::run(" in k for k in kernels)
+    assert "\n    follow();" in (jit.CUDA_SOURCES / "rows.cuh").read_text()
 
 
 # ---- compilation ----
@@ -238,7 +248,8 @@ def test_compiles_for(arch, element, nvrtc):
     capability = (9, 0) if arch == "sm_90a" else (8, 0)
     softmax = [f"softmax_rows<{rows_tuning.softmax(v, 10**6, 132, capability).arguments()}>" for v in (128, 4096)]
     norms = [f"norm_rows<1,0,{rows_tuning.norm(4096, capability, True, False).arguments()}>",
-             f"norm_rows_backward<1,{rows_tuning.norm_backward(512, capability).arguments(True)}>", "norm_any<0,1>"]
+             f"norm_rows_backward<1,{rows_tuning.norm_backward(512, capability, True).arguments(True)}>",
+             "norm_rows_finish<8,32>", "norm_any<0,1>"]
     for source, expressions in (("rows_softmax.cu", [*softmax, "softmax_any"]), ("rows_norm.cu", norms)):
         image, names = jit.compile_cubin(source, expressions, arch, [f"ELEMENT={element}"], nvrtc)
         assert image[:4] == b"\x7fELF" and len(set(names)) == len(expressions)

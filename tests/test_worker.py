@@ -143,6 +143,13 @@ def test_a_file_of_operators_that_fails_is_named_as_it_is(tmp_path):
     assert answer["todo"] == "correct this file of operators"
 
 
+def test_after_an_error_that_the_device_does_not_recover_from_the_worker_ends():
+    poisoned = WorkerProcess(HERE, HELLO)
+    answer = ask(poisoned, "poison", "trouble", "n=1024")
+    assert answer["state"] == "crash" and "device-side assert" in answer["message"]
+    assert poisoned.process.wait(timeout=10) == 0
+
+
 def test_a_python_without_torch_says_so(tmp_path):
     bare = WorkerProcess(Environment("env:bare", "bare", (sys.executable, "-S", "-I")), HELLO)
     answer = bare.ask({"do": "cases"}, 60)

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -302,6 +301,7 @@ class Controller:
                 answer = worker.ask(self._request(arm, pair, operator, case), self.options.limit)
             except WorkerLost as lost:
                 answer = {"ok": False, "state": lost.state, "message": lost.message}
+            if not answer["ok"] and answer["state"] in ("crash", "timeout"):  # the others must not pay for this case
                 worker = self._worker(arm)
             seconds = time.monotonic() - begin
             self.seconds["measuring"] += seconds
@@ -320,10 +320,9 @@ class Controller:
     def _request(self, arm: int, pair: int, operator: str, case: str) -> dict[str, Any]:
         spec = self.arms[arm]
         plan: dict[str, Any] = {**self.options.plan, "inject": spec.inject}
-        injected = {a.inject for a in self.arms if a.inject > 0}
-        if injected:  # the other arms get windows of the same length
-            exact = (Fraction(i).limit_denominator(1000).denominator for i in injected)
-            plan["granularity"] = math.lcm(*exact) if len(injected) > 1 else math.ceil(1 / min(injected))
+        injected = [a.inject for a in self.arms if a.inject > 0]
+        if injected:  # all arms get windows of the same length; what was really added is in each block
+            plan["granularity"] = math.ceil(1 / min(injected))
         if (operator, case) in self.calls:  # chosen by the first visit: both arms then time the same windows
             plan["calls"] = self.calls[(operator, case)]
         return {"do": "measure", "operator": operator, "case": case, "implementation": spec.implementation,

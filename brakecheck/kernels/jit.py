@@ -24,6 +24,7 @@ CUDA_SOURCES = Path(__file__).resolve().parent / "cuda"
 _MAX_DYNAMIC_SHARED = 8     # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, cuda.h
 _NON_PORTABLE_CLUSTER = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
 _CLUSTER_DIMENSION = 4      # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+_PROGRAMMATIC_STREAM = 6    # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
 class _Config(ctypes.Structure):
@@ -175,10 +176,12 @@ def _bind(device: int) -> None:
 class Kernel:
     """A compiled kernel on one device, with its block size, dynamic shared memory (bytes) and cluster size fixed.
 
+    dependent: its blocks may start before the kernel ahead of it in the stream has ended (from compute capability 9.0
+    on); it must execute griddepcontrol.wait before its first access to memory.
     resident: blocks (whole clusters) that the device holds at once."""
 
     def __init__(self, source: str, expression: str, device: int, block: Tuple[int, int], shared: int, cluster: int,
-                 defines: Sequence[str]) -> None:
+                 defines: Sequence[str], dependent: bool = False) -> None:
         import torch
 
         major, minor = torch.cuda.get_device_capability(device)
@@ -196,11 +199,14 @@ class Kernel:
                 _call("cuFuncSetAttribute", self._handle, _NON_PORTABLE_CLUSTER, 1)
             three = ctypes.c_uint * 3
             self._config = _Config(three(cluster, 1, 1), three(*block, 1), shared)
-            self._attribute = _Attribute(_CLUSTER_DIMENSION, b"", three(cluster, 1, 1))
-            if cluster > 1:
-                self._config.attributes = ctypes.addressof(self._attribute)
-                self._config.attribute_count = 1
+            attributes = [_Attribute(_CLUSTER_DIMENSION, b"", three(cluster, 1, 1))] if cluster > 1 else []
+            if dependent and major >= 9:
+                attributes.append(_Attribute(_PROGRAMMATIC_STREAM, b"", three(1, 0, 0)))
+            self._attribute: Any = (_Attribute * len(attributes))(*attributes)
+            self._config.attributes = ctypes.addressof(self._attribute)
+            self._config.attribute_count = int(cluster > 1)  # what counts for residence
             self.resident = self._count_resident(device, block[0] * block[1], shared, cluster)
+            self._config.attribute_count = len(attributes)
 
     def _count_resident(self, device: int, threads: int, shared: int, cluster: int) -> int:
         import torch
@@ -237,6 +243,6 @@ def _value(argument: Any) -> Any:
 
 @functools.cache
 def kernel(source: str, expression: str, device: int, block: Tuple[int, int], shared: int = 0, cluster: int = 1,
-           defines: Tuple[str, ...] = ()) -> Kernel:
+           defines: Tuple[str, ...] = (), dependent: bool = False) -> Kernel:
     """Compiled (or read from the cache) and loaded once a process and device. block: threads in x and y."""
-    return Kernel(source, expression, device, block, shared, cluster, defines)
+    return Kernel(source, expression, device, block, shared, cluster, defines, dependent)

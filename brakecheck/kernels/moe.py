@@ -21,7 +21,7 @@ from . import jit
 from . import moe_plans as plans
 
 _COOPERATIVE = 2   # CU_LAUNCH_ATTRIBUTE_COOPERATIVE, cuda.h
-_STATES = 64       # launches of the router that may be in flight at the same time
+_STATES = 16       # launches of the router that may be in flight at the same time
 _PTX_TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
@@ -46,7 +46,7 @@ def route(logits: Tensor, k: int, scoring: str = "softmax", bias: Optional[Tenso
     Scores are the softmax or sigmoid of the logits. bias (experts, float32) counts for the choice alone; without it
     experts are chosen by their logits. Equal scores go to the lower expert. renormalise: the k weights add up to scale.
     A row with a NaN gets experts 0 .. k-1 and NaN weights; a row of -inf gets experts 0 .. k-1 and weights 0.
-    The result does not depend on timing. Gradients flow from weight to logits. At most 64 calls may run at once."""
+    The result does not depend on timing. Gradients flow from weight to logits. At most 16 calls may run at once."""
     if logits.dim() != 2 or not 1 <= k <= min(plans.MOST_K, logits.shape[1]) or logits.shape[1] > plans.MOST_EXPERTS:
         raise UsageError(f"logits {tuple(logits.shape)} with k = {k} cannot be routed", "route",
                          f"give tokens x experts, at most {plans.MOST_EXPERTS} experts and 1 <= k <= {plans.MOST_K}")
@@ -123,12 +123,11 @@ def _router(entry: str, device: int, shared: int) -> jit.Kernel:
 
 @functools.cache
 def _states(device: int) -> Any:
-    """Zeroed scratch of the router's barrier, which every launch leaves as it found it: launches take them in turn."""
+    """Where the router's blocks tell each other their counts, zero at first: launches take them in turn."""
     if torch.cuda.is_current_stream_capturing():
         raise BrakecheckError("the router's first call is being captured into a graph", "route",
                               "call it once before the capture")
-    words = plans.blocks(plans.STATE_WORDS, 32) * 32
-    state = torch.zeros(_STATES, words, dtype=torch.int32, device=torch.device("cuda", device))
+    state = torch.zeros(_STATES, plans.STATE_WORDS, dtype=torch.int64, device=torch.device("cuda", device))
     torch.cuda.current_stream(device).synchronize()
     return itertools.cycle(state.unbind(0))
 
@@ -142,18 +141,21 @@ def _route_cuda(logits: Tensor, bias: Optional[Tensor], k: int, sigmoid: bool, r
     out = _route_fake(logits, bias, k, sigmoid, renormalise, scale)
     if tokens == 0:
         return out[:3] + [t.zero_() for t in out[3:]]
-    device = logits.device.index
+    device, dtype = logits.device.index, _PTX_TYPES[logits.dtype]
+    numbers = [int(sigmoid), int(renormalise), float(scale)]
+    if tokens == 1:
+        kernel = jit.kernel("router_one.cu", plans.router_one_entry(experts, dtype), device, (32, 1))
+        kernel((1, 1), [logits, bias, *out, experts, k, *numbers], _stream(logits))
+        return out
     properties = torch.cuda.get_device_properties(device)
-    plan = plans.router_plan(tokens, experts, k, _PTX_TYPES[logits.dtype], bias is not None,
-                             properties.multi_processor_count)
+    plan = plans.router_plan(tokens, experts, k, dtype, bias is not None, properties.multi_processor_count)
     # In powers of two: one kernel for many shapes. 99 KiB is what every GPU from sm_80 on grants a block.
     shared = 1 << max(13, (plan.shared - 1).bit_length())
     if shared + plans.STATIC_SHARED > getattr(properties, "shared_memory_per_block_optin", 99 << 10):
         return _route_plain(logits, bias, k, sigmoid, renormalise, scale)
-    history = torch.empty(plan.scratch, dtype=torch.int32, device=logits.device)
     kernel = _router(plan.entry, device, shared)
-    kernel((plan.grid, 1), [logits, bias, *out, history, next(_states(device)), tokens, experts, k, plan.each,
-                            int(sigmoid), int(renormalise), float(scale)], _stream(logits))
+    kernel((plan.grid, 1), [logits, bias, *out, next(_states(device)), tokens, experts, k, plan.each, *numbers],
+           _stream(logits))
     return out
 
 

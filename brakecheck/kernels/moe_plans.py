@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Dict
 
-ROUTER_THREADS, MOST_EXPERTS, MOST_K = 512, 512, 16  # as in router.cu, and so is the next line
+ROUTER_THREADS, MOST_EXPERTS, MOST_K = 512, 512, 16  # as in router.cu, and so are the next three lines
 STATIC_SHARED = 20 << 10  # bytes at most, of router.cu
 GROUP, MOST_BLOCKS = 16, 144
-STATE_WORDS = 2 + MOST_BLOCKS // GROUP * MOST_EXPERTS // 2
+STATE_WORDS = 2 + (2 * MOST_BLOCKS // GROUP + MOST_BLOCKS) * MOST_EXPERTS // 2  # of 64 bits
 BULK_STAGES, MOST_PART, BULK_BLOCKS_AN_SM = 3, 4096, 4  # as in moe_permute_bulk.cu; elements; best of 1 to 6 on an H200
 UNPERMUTE_THREADS, UNROLLED = 256, (1, 2, 4, 6, 8)      # as in moe_unpermute.cu; k with an instantiation of its own
 SCATTER_THREADS, PIECE_THREADS, SORTED_RUN = 128, 512, 64  # as in scatter_rows.cu and scatter_sorted.cu
@@ -22,29 +22,32 @@ def blocks(items: int, each: int) -> int:
 
 @dataclass(frozen=True)
 class RouterPlan:
-    """How a shape is launched: the template instantiation, the blocks, tokens a block, bytes of dynamic shared memory
-    and words of scratch."""
+    """How a shape is launched: the template instantiation, the blocks, tokens a block, and bytes of dynamic shared
+    memory."""
 
     entry: str
     grid: int
     each: int
     shared: int
-    scratch: int
+
+
+CTYPES = {"float32": "float", "bfloat16": "unsigned short"}
 
 
 def router_plan(tokens: int, experts: int, k: int, dtype: str, bias: bool, sms: int) -> RouterPlan:
-    """Few tokens stay in one block, which needs no barrier over the grid; a warp a token while warps are to spare.
-    Otherwise as many blocks as there are SMs, of at least 16 tokens. dtype: float32 or bfloat16."""
-    most = min(sms, MOST_BLOCKS)
-    if tokens <= 16:
-        lanes, held, each = 32, 8 if experts <= 256 else 16, tokens
-    else:
-        lanes, held = (16, 32) if experts > 256 else (8, 8 if experts <= 64 else 16 if experts <= 128 else 32)
-        each = tokens if tokens <= 64 else max(16, blocks(blocks(tokens, most), 32 // lanes) * (32 // lanes))
+    """Up to 64 tokens stay in one block, which has no other to wait for. Otherwise as many blocks as there are SMs, of
+    at least 16 tokens. dtype: float32 or bfloat16."""
+    lanes = 8 if k <= 8 and experts <= 256 else 16
+    held = next(h for h in (8, 16, 32) if lanes * h >= experts)
+    a_warp = 32 // lanes
+    each = tokens if tokens <= 64 else max(16, blocks(blocks(tokens, min(sms, MOST_BLOCKS)), a_warp) * a_warp)
     grid, sums = max(1, blocks(tokens, max(each, 1))), blocks(experts, 4) * 4
     shared = 4 * sums * (blocks(each, 32) + 2) + 8 * each + 6 * each * k
-    ctype = {"float32": "float", "bfloat16": "unsigned short"}[dtype]
-    return RouterPlan(f"router<{ctype}, {int(bias)}, {lanes}, {held}>", grid, each, shared, grid * sums // 2)
+    return RouterPlan(f"router<{CTYPES[dtype]}, {int(bias)}, {lanes}, {held}>", grid, each, shared)
+
+
+def router_one_entry(experts: int, dtype: str) -> str:
+    return f"router_one<{CTYPES[dtype]}, {8 if experts <= 256 else 16}>"
 
 
 def route(logits: Any, k: int, scoring: str, bias: Any, renormalise: bool, scale: float) -> Dict[str, Any]:

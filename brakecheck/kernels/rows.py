@@ -21,7 +21,9 @@ from . import rows_tuning as tuning
 
 _ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 _ANY_THREADS = 512   # block of the kernels for any width
-_FINISH_COLUMNS = 128  # columns that one block of norm_rows_finish adds up
+# Programmatic dependent launch: worth 0.5 us (docs/findings-rows.md) as timed kernel by kernel. Off until the operators
+# as a whole were run with it.
+DEPENDENT = False
 
 
 # ---- public ---------------------------------------------------------------------------------------------------------
@@ -155,11 +157,9 @@ def _run(kernel: jit.Kernel, grid: Tuple[int, int], device: torch.device, argume
         kernel(grid, arguments, torch.cuda.current_stream(device).cuda_stream)
 
 
-def _kernel(source: str, expression: str, x: Tensor, threads: int, shared: int = 0, cluster: int = 1,
-            rows: int = 1) -> jit.Kernel:
-    """rows: extent of the block in y."""
+def _kernel(source: str, expression: str, x: Tensor, threads: int, shared: int = 0, cluster: int = 1) -> jit.Kernel:
     defines = (f"ELEMENT={_ELEMENTS[x.dtype]}",)
-    return jit.kernel(source, expression, _index(x), (threads, rows), shared, cluster, defines)
+    return jit.kernel(source, expression, _index(x), (threads, 1), shared, cluster, defines, DEPENDENT)
 
 
 def _planned(source: str, name: str, flags: str, plan: tuning.Plan, x: Tensor, streams: int, kept: int, floats: bool,
@@ -259,7 +259,7 @@ def _norm_backward_cuda(x: Tensor, dy: Tensor, weight: Optional[Tensor], mean: T
     rows = x.numel() // n
     dgamma = x.new_empty(n)
     dbeta = torch.empty_like(dgamma) if center else x.new_empty(0)
-    plan = tuning.norm_backward(_vectors(x), _capability(_index(x)))
+    plan = tuning.norm_backward(_vectors(x), _capability(_index(x)), center)
     try:
         if plan is None or not _aligned(x, dy, weight, dx):
             kernel = _kernel("rows_norm.cu", f"norm_any_backward<{int(center)}>", x, _ANY_THREADS)
@@ -273,8 +273,9 @@ def _norm_backward_cuda(x: Tensor, dy: Tensor, weight: Optional[Tensor], mean: T
         second = partial[1] if center else None
         _run(kernel, (blocks, 1), x.device,
              [x, dy, weight, mean if center else None, rstd, dx, partial, second, rows, n, pitch])
-        finish = _kernel("rows_norm.cu", "norm_rows_finish", x, 32, rows=8)
-        _run(finish, (-(-n // _FINISH_COLUMNS), 2 if center else 1), x.device,
+        wide = 8 if n <= 8192 else 16  # float4 columns of a block
+        finish = _kernel("rows_norm.cu", f"norm_rows_finish<{wide},{256 // wide}>", x, 256)
+        _run(finish, (-(-n // (4 * wide)), 2 if center else 1), x.device,
              [partial, second, dgamma, dbeta if center else None, slots, n, pitch])
     except BrakecheckError as error:
         _report(error)

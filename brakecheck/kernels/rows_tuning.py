@@ -46,36 +46,42 @@ class Plan:
 
 
 # Narrowest first; the first that covers the row is taken. Measured on an H200, 2026-12-01, bfloat16, at 2, 8, 16, 64
-# and 256 KiB a row; the widths between follow their neighbours.
-_NARROW = (Plan(32, 1, 8, blocks=8), Plan(32, 2, 8, blocks=6), Plan(32, 4, 4, blocks=8), Plan(64, 4, 2, blocks=12))
-_DIRECT = (*_NARROW, Plan(128, 4, blocks=12), Plan(128, 8, blocks=8), Plan(256, 8, blocks=4))
+# and 256 KiB a row (benchmarks/records/2026-12-01-h200-rows-variants.json); the widths between follow their neighbours.
+_NARROW = (Plan(32, 1, 8, blocks=8), Plan(32, 2, 8, blocks=6))
 _CLUSTERS = (Plan(512, 8, cluster=2, blocks=2), Plan(512, 8, cluster=4, blocks=2), Plan(512, 8, cluster=8, blocks=2),
              Plan(512, 8, cluster=16, blocks=2))
-SOFTMAX = (*_DIRECT, Plan(1024, 4, blocks=2), *_CLUSTERS)
-RMS_NORM = (*_NARROW[:2], Plan(32, 4, 4, REGISTERS, blocks=6), *_DIRECT[3:], Plan(1024, 4, blocks=2), _CLUSTERS[0],
-            *(Plan(512, 8, load=REGISTERS, cluster=c) for c in (4, 8, 16)))
-LAYER_NORM = (*_NARROW[:2], Plan(32, 4, 4, REGISTERS, blocks=6), *_DIRECT[3:], Plan(512, 8, blocks=2), _CLUSTERS[0],
+SOFTMAX = (*_NARROW, Plan(32, 4, 2, blocks=16), Plan(64, 4, 2, blocks=12), Plan(128, 4, blocks=16),
+           Plan(512, 2, blocks=4), Plan(256, 8, blocks=4), Plan(1024, 4, blocks=2), *_CLUSTERS)
+RMS_NORM = (*_NARROW, Plan(32, 4, 2, blocks=16), Plan(64, 4, 2, blocks=12), Plan(128, 4, blocks=16),
+            Plan(256, 4, blocks=8), Plan(256, 8, blocks=4), Plan(1024, 4, blocks=2), _CLUSTERS[0],
+            Plan(256, 8, cluster=8, blocks=4), *(Plan(512, 8, load=REGISTERS, cluster=c) for c in (8, 16)))
+LAYER_NORM = (*_NARROW, Plan(32, 4, 2, blocks=16), Plan(64, 4, 2, blocks=12), Plan(128, 4, blocks=12),
+              Plan(256, 4, blocks=4), Plan(256, 8, blocks=4), Plan(512, 8, blocks=2), _CLUSTERS[0],
               *(Plan(512, 8, load=REGISTERS, cluster=c) for c in (4, 8, 16)))
 # Two streams take twice the registers.
 NORM_RESIDUAL = (Plan(32, 1, 8, blocks=6), Plan(32, 2, 8, blocks=4), Plan(32, 4, 4, blocks=6), Plan(64, 4, 2, blocks=6),
                  Plan(128, 4, blocks=6), Plan(256, 4, blocks=3), Plan(512, 4, blocks=2), Plan(1024, 4),
                  *(Plan(512, 8, cluster=c) for c in (2, 4, 8, 16)))
-SOFTMAX_BACKWARD = (Plan(32, 1, 8, blocks=6), Plan(32, 2, 8, blocks=4), Plan(32, 4, 1, BULK, 2, blocks=16),
-                    Plan(128, 4, 1, BULK, 2, blocks=5), Plan(256, 4, 1, BULK, 2, blocks=3), Plan(512, 4, 1, BULK, 2),
-                    Plan(256, 8, 1, BULK, 3, 2), Plan(512, 4, 1, BULK, 2, 4, 1, 2), Plan(512, 4, 1, BULK, 2, 8, 1, 2),
+SOFTMAX_BACKWARD = (Plan(32, 1, 8, blocks=6), Plan(32, 2, 8, blocks=4), Plan(128, 1, blocks=16), Plan(512, 1, blocks=4),
+                    Plan(1024, 1, blocks=2), Plan(512, 4, 1, BULK, 2), Plan(512, 2, cluster=4, blocks=3),
+                    Plan(512, 4, 1, BULK, 2, 4, 1, 2), Plan(512, 4, cluster=8, blocks=2),
                     Plan(512, 4, 1, BULK, 2, 16, 1, 2), Plan(512, 8, cluster=16))
-NORM_BACKWARD = (Plan(32, 1, 8, BULK, 2, 1, 4, 2), Plan(32, 2, 8, BULK, 2, 1, 4, 2), Plan(64, 2, 2, BULK, 2, 1, 4, 4),
-                 Plan(256, 2, 1, BULK, 3, 1, 4, 3), Plan(256, 4, 1, BULK, 3, 1, 4, 2), Plan(512, 4, 1, BULK, 2, 1, 2),
-                 Plan(512, 4, 1, BULK, 2, 2, 2), Plan(512, 4, 1, BULK, 2, 4, 2), Plan(256, 8, 1, BULK, 2, 8),
-                 Plan(256, 8, 1, BULK, 2, 16))
+_BACKWARD = (Plan(32, 1, 8, BULK, 2, 1, 4, 2), Plan(32, 2, 8, BULK, 2, 1, 4, 2), Plan(64, 2, 2, BULK, 2, 1, 8, 4))
+RMS_NORM_BACKWARD = (*_BACKWARD, Plan(512, 1, 1, BULK, 3, 1, 4, 2), Plan(512, 2, 1, BULK, 3, 1, 4),
+                     Plan(512, 4, 1, BULK, 2, 1, 2), Plan(512, 2, 1, BULK, 3, 4, 2), Plan(512, 4, 1, BULK, 2, 4, 2),
+                     Plan(1024, 2, 1, BULK, 2, 8), Plan(256, 8, 1, BULK, 2, 16))
+LAYER_NORM_BACKWARD = (*_BACKWARD, Plan(256, 2, 1, BULK, 3, 1, 8, 3), Plan(512, 2, 1, BULK, 3, 1, 4),
+                       Plan(512, 4, 1, BULK, 2, 1, 2), Plan(512, 4, 1, BULK, 2, 2, 4), Plan(512, 4, 1, BULK, 2, 4, 2),
+                       Plan(256, 8, 1, BULK, 2, 8), Plan(256, 8, 1, BULK, 2, 16))
 FEW_ROWS = Plan(256, 4, cluster=16)
 # Before compute capability 9.0: no bulk copies, no clusters. Compiled, not tuned: no such device was at hand.
-OLD = (*_DIRECT, Plan(512, 8, blocks=2))
+OLD = (*_NARROW, Plan(32, 4, 4, blocks=8), Plan(64, 4, 2, blocks=12), Plan(128, 4, blocks=12), Plan(128, 8, blocks=8),
+       Plan(256, 8, blocks=4), Plan(512, 8, blocks=2))
 OLD_TWO = (*NORM_RESIDUAL[:7], Plan(1024, 4))
 OLD_NORM_BACKWARD = (Plan(32, 1, 8), Plan(32, 2, 8), Plan(32, 4, 4), Plan(128, 4), Plan(256, 4), Plan(512, 4),
                      Plan(1024, 4))
-ALL = (SOFTMAX, RMS_NORM, LAYER_NORM, NORM_RESIDUAL, SOFTMAX_BACKWARD, NORM_BACKWARD, (FEW_ROWS,), OLD, OLD_TWO,
-       OLD_NORM_BACKWARD)
+ALL = (SOFTMAX, RMS_NORM, LAYER_NORM, NORM_RESIDUAL, SOFTMAX_BACKWARD, RMS_NORM_BACKWARD, LAYER_NORM_BACKWARD,
+       (FEW_ROWS,), OLD, OLD_TWO, OLD_NORM_BACKWARD)
 
 
 def _first(plans: Tuple[Plan, ...], vectors: int) -> Optional[Plan]:
@@ -106,5 +112,7 @@ def norm(vectors: int, capability: Tuple[int, int], center: bool, residual: bool
     return _first(NORM_RESIDUAL if residual else LAYER_NORM if center else RMS_NORM, vectors)
 
 
-def norm_backward(vectors: int, capability: Tuple[int, int]) -> Optional[Plan]:
-    return _first(OLD_NORM_BACKWARD if capability < (9, 0) else NORM_BACKWARD, vectors)
+def norm_backward(vectors: int, capability: Tuple[int, int], center: bool) -> Optional[Plan]:
+    if capability < (9, 0):
+        return _first(OLD_NORM_BACKWARD, vectors)
+    return _first(LAYER_NORM_BACKWARD if center else RMS_NORM_BACKWARD, vectors)

@@ -21,4 +21,6 @@ def grouped(x: Any, w: Any, offsets: Any) -> Any:
     each = 16 // x.element_size()
     if not hasattr(torch, "_grouped_mm") or w.shape[1] % each or w.shape[2] % each:
         return one_by_one(x, w, offsets)
-    return torch._grouped_mm(x, w.transpose(1, 2), offs=offsets[1:])
+    # Of columns that lie together it wants a multiple of 16 bytes from every expert, and asserts that on the device.
+    rows, weights = (t if t.stride(-1) == 1 else t.contiguous() for t in (x, w))
+    return torch._grouped_mm(rows, weights.transpose(1, 2), offs=offsets[1:])

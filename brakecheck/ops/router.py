@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Dict, List
 
-from ..kernels.moe_plans import ROUTER_THREADS, STATE_WORDS, RouterPlan, route, router_plan
+from ..kernels.moe_plans import ROUTER_THREADS, STATE_WORDS, RouterPlan, route, router_one_entry, router_plan
 from .base import Case, Cost, CudaKernel, Launch, Operator, Tolerance, f32, i32
 from .make import Make
 
+RESULTS = ("index", "weight", "place", "counts", "offsets")
 SMS = 132  # blocks at most, in the catalogue: it must plan without a GPU
 
 op = Operator(
@@ -84,28 +85,37 @@ def _plan(case: Case) -> RouterPlan:
     return router_plan(case["tokens"], case["experts"], case["k"], case["dtype"], case["bias"], SMS)
 
 
-def _outputs(case: Case, logits: Any, bias: Any) -> Dict[str, Any]:
+def _results(case: Case, logits: Any, bias: Any) -> Dict[str, Any]:
     tokens, experts, k = case["tokens"], case["experts"], case["k"]
     whole = bias.new_empty(0).int()
-    return {
-        "index": whole.new_empty(tokens, k), "weight": bias.new_empty(tokens, k), "place": whole.new_empty(tokens, k),
-        "counts": whole.new_empty(experts), "offsets": whole.new_empty(experts + 1),
-        "history": whole.new_empty(_plan(case).scratch), "state": whole.new_empty(STATE_WORDS),
-    }
+    return {"index": whole.new_empty(tokens, k), "weight": bias.new_empty(tokens, k),
+            "place": whole.new_empty(tokens, k), "counts": whole.new_empty(experts),
+            "offsets": whole.new_empty(experts + 1)}
+
+
+def _outputs(case: Case, logits: Any, bias: Any) -> Dict[str, Any]:
+    return {**_results(case, logits, bias), "state": bias.new_empty(STATE_WORDS).long()}
 
 
 def _launches(case: Case, logits: Any, bias: Any, **out: Any) -> List[Launch]:
     p = _plan(case)
-    pointers = [logits, bias, *[out[n] for n in ("index", "weight", "place", "counts", "offsets", "history", "state")]]
     numbers = [i32(n) for n in (case["tokens"], case["experts"], case["k"], p.each, case["scoring"] == "sigmoid",
                                 case["renormalise"])]
-    return [Launch((p.grid, 1, 1), (ROUTER_THREADS, 1, 1), [*pointers, *numbers, f32(1.0)], p.shared, entry=p.entry,
-                   cooperative=p.grid > 1)]
+    arguments = [logits, bias, *[out[n] for n in (*RESULTS, "state")], *numbers, f32(1.0)]
+    return [Launch((p.grid, 1, 1), (ROUTER_THREADS, 1, 1), arguments, p.shared, entry=p.entry, cooperative=p.grid > 1)]
+
+
+def _launches_one(case: Case, logits: Any, bias: Any, **out: Any) -> List[Launch]:
+    numbers = [i32(n) for n in (case["experts"], case["k"], case["scoring"] == "sigmoid", case["renormalise"])]
+    null = bias if case["bias"] else bias.new_empty(0)  # a null pointer
+    return [Launch((1, 1, 1), (32, 1, 1), [logits, null, *[out[n] for n in RESULTS], *numbers, f32(1.0)])]
 
 
 # One instantiation in the catalogue stands for all: each takes seconds to compile for every architecture and release.
 # The torch operator compiles the others when it meets their shapes.
-_ENTRY = "router<float, 0, 8, 32>"
-_SHARED = next(_plan(c).shared for c in op.cases if _plan(c).entry == _ENTRY)
+_ENTRY, _ONE = "router<float, 0, 8, 32>", "router_one<float, 8>"
+_SHARED = next(_plan(c).shared for c in op.cases if _plan(c).entry == _ENTRY and c["tokens"] > 1)
 op.cuda(CudaKernel("one-launch", "router.cu", _ENTRY, ROUTER_THREADS, _outputs, _launches, dynamic_shared=_SHARED,
                    zeroed=("state",), supports=lambda case: _plan(case).entry == _ENTRY))
+op.cuda(CudaKernel("one-token", "router_one.cu", _ONE, 32, _results, _launches_one,
+                   supports=lambda c: c["tokens"] == 1 and router_one_entry(c["experts"], c["dtype"]) == _ONE))

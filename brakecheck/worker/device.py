@@ -46,6 +46,14 @@ class Device:
         if self.cuda:
             self.torch.cuda.synchronize(self.index)
 
+    def works(self) -> bool:
+        """False after an error that stays, as a failed assertion in a kernel does: every later call would fail."""
+        try:
+            self.sync()
+        except Exception:  # whatever it is, it is not this device's to recover from
+            return False
+        return True
+
     def state(self) -> Dict[str, Any]:
         return self.gpu.state() if self.gpu else {}
 

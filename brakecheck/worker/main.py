@@ -7,7 +7,8 @@ cannot corrupt an answer. Requests: hello, cases, ready, fingerprint, measure, e
     {"id": 1, "do": "hello", "device": "cpu", "ops": ["/path/my_ops.py"], "threads": 2, "mix": {"softmax": [{"M": 8}]}}
     {"id": 1, "ok": true, "result": {...}}
     {"id": 1, "ok": false, "state": "oom", "message": "...", "detail": "..."}
-state is one of: error, oom, missing (operator, implementation or import), unusable (the device).
+state is one of: error, oom, missing (operator, implementation or import), unusable (the device), crash (an error that
+the device does not recover from: the worker ends after this answer).
 """
 
 from __future__ import annotations
@@ -61,6 +62,9 @@ class Worker:
             from brakecheck.worker.cubins import kernel_operators
 
             self.operators.update(kernel_operators(self.operators, Path(request["cubins"])))
+        if request.get("device", "cpu") != "cpu":  # a GPU's workers start beside another's visit, and this takes 2 s:
+            leaf = torch.zeros(1, requires_grad=True)  # the first gradient imports sympy
+            torch.autograd.grad(leaf * 2, leaf, torch.ones(1))
         gc.collect()
         gc.freeze()  # what was imported stays: collections during a visit need not walk through it
         self.device, self.in_use = Device(request.get("device", "cpu")), False
@@ -124,7 +128,8 @@ def answer(worker: Worker, request: Dict[str, Any]) -> Dict[str, Any]:
         if isinstance(problem, KeyboardInterrupt):
             raise
         told = f"{type(problem).__name__}: {problem}".strip()
-        return {"id": request.get("id"), "ok": False, "state": _state(problem),
+        lost = worker.in_use and worker.device is not None and not worker.device.works()
+        return {"id": request.get("id"), "ok": False, "state": "crash" if lost else _state(problem),
                 "message": getattr(problem, "what", told)[:2000], "detail": traceback.format_exc()[-4000:],
                 **{k: getattr(problem, k) for k in ("where", "todo") if getattr(problem, k, None)}}
 
@@ -142,9 +147,11 @@ def serve() -> None:
         request = json.loads(line)
         if request.get("do") == "exit":
             break
-        replies.write(json.dumps(answer(worker, request)) + "\n")
+        reply = answer(worker, request)
+        replies.write(json.dumps(reply) + "\n")
         replies.flush()
-    replies.flush()
+        if reply.get("state") == "crash":
+            break
     os._exit(0)  # libraries' exit handlers may hang, and nothing is left to do
 
 

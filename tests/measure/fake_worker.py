@@ -3,7 +3,7 @@
     fake_worker.py SEED LEVEL NOISE [OPERATOR=FAULT ...] [main.py]
 
 Each visit draws its own level (that is the between-process effect). FAULT: crash, crash-once, hang, oom, error, slow
-(times 1.2), missing.
+(times 1.2), missing, poison (says crash and lives on, but fails whatever comes after).
 """
 
 import json
@@ -26,6 +26,7 @@ def count(what):
 
 
 count("starts")
+poisoned = []
 KEY = {"timer": "steady-clock", "mode": "eager", "cache": "cold", "duty": "burst", "inputs": "normal", "harness": "1"}
 CASES = {
     f"op{k}": {"title": "", "implementations": ["torch"], "cases": {"n=1": {"params": {"n": 1}}}} for k in range(3)
@@ -38,6 +39,9 @@ def measure(request):
     if fault == "crash" or (fault == "crash-once" and not marker.exists()):
         marker.touch()
         os._exit(7)
+    if fault == "poison" or poisoned:
+        poisoned.append(1)
+        return {"ok": False, "state": "crash" if fault == "poison" else "error", "message": "the device is gone"}
     if fault == "hang":
         time.sleep(600)
     if fault in ("oom", "error", "missing"):

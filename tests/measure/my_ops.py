@@ -132,6 +132,17 @@ def _(case, x):
     os.abort()
 
 
+@trouble.implementation("poison")
+def _(case, x):
+    from brakecheck.worker.device import Device
+
+    def fail(self):
+        raise RuntimeError("device-side assert triggered")
+
+    Device.sync = fail
+    fail(None)
+
+
 @trouble.implementation("hang")
 def _(case, x):
     time.sleep(3600)

@@ -122,21 +122,29 @@ struct Peak {
   __device__ __forceinline__ float value() const { return Vec<T>::largest(top); }
 };
 
-// Read-once data should not push anything out of L1 and L2.
+__device__ __forceinline__ uint4 load(const void* p) {
+  uint4 v;
+  asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  return v;
+}
+__device__ __forceinline__ void store(void* p, uint4 v) {
+  asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" :: "l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+// Past L1, where gamma and beta should stay.
 __device__ __forceinline__ uint4 load_once(const void* p) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
 }
+__device__ __forceinline__ void store_once(void* p, uint4 v) {
+  asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1,%2,%3,%4};"
+               :: "l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
 // Keeps packed values packed: without it the compiler unpacks gamma once, outside the loop, into twice the registers.
 __device__ __forceinline__ uint4 opaque(uint4 v) {
   asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w));
   return v;
-}
-__device__ __forceinline__ void store_once(void* p, uint4 v) {
-  asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1,%2,%3,%4};"
-               :: "l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
 // ---- mbarrier, bulk copy, cluster ---------------------------------------------------------------------------------
@@ -184,6 +192,16 @@ __device__ __forceinline__ void send(float* mine, u64* barrier, u32 rank, float 
                :: "r"(there), "r"(__float_as_uint(value)), "r"(theirs) : "memory");
 }
 #endif
+
+// Kernels here are launched while the one ahead of them in the stream may still be running (jit.py, dependent): no access to
+// memory before its end. After that the next kernel's blocks may come in, to wait in turn; so the start of a launch, about
+// half a microsecond, hides behind the end of the one before.
+__device__ __forceinline__ void follow() {
+#if ROWS_BULK
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 
 __device__ __forceinline__ void group_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
@@ -318,8 +336,8 @@ __device__ __forceinline__ P reduce_row(P p, P* slots, int parity) {
 // T: element. TPR: threads a row (in one block). VPT: 16-byte vectors a thread holds of each stream. R: rows a block works
 // on at once. LOAD: see above. STAGES: rows in flight or in use, a team (kBulk). STREAMS: inputs of the same shape (1: x;
 // 2: x and dy). CLUSTER: blocks a row (then R is 1). GROUP: teams of blocks in a hardware cluster (for sums at the end).
-// P: the partial result of a reduction. raw: dynamic shared memory; kBulk takes R * STAGES * STREAMS * chunk elements of it,
-// chunk = columns a block holds.
+// P: the partial result of a reduction. ONCE: loads bypass L1. raw: dynamic shared memory; kBulk takes
+// R * STAGES * STREAMS * chunk elements of it, chunk = columns a block holds.
 enum Load { kDirect = 0, kRegisters = 1, kBulk = 2 };
 
 template <typename T>
@@ -327,7 +345,8 @@ __device__ __forceinline__ int chunk_of(int n, int cluster) {
   return cluster == 1 ? n : (n / Vec<T>::size + cluster - 1) / cluster * Vec<T>::size;
 }
 
-template <typename T, int TPR, int VPT, int R, int LOAD, int STAGES, int STREAMS, int CLUSTER, int GROUP, typename P>
+template <typename T, int TPR, int VPT, int R, int LOAD, int STAGES, int STREAMS, int CLUSTER, int GROUP, typename P,
+          bool ONCE>
 struct Walk {
   static constexpr int kVec = Vec<T>::size;
   static constexpr int kWarps = TPR * R / 32;
@@ -383,13 +402,16 @@ struct Walk {
     const int step = gridDim.x / CLUSTER * R, first = blockIdx.x / CLUSTER * R + team;
     u64* ready = full + team * STAGES;
     T* buffers = reinterpret_cast<T*>(raw) + size_t(team) * STAGES * STREAMS * chunk;
-    auto load = [&](int row, uint4(&held)[STREAMS][VPT]) {
+    auto take = [&](int row, uint4(&held)[STREAMS][VPT]) {
 #pragma unroll
       for (int k = 0; k < STREAMS; ++k)
 #pragma unroll
         for (int j = 0; j < VPT; ++j) {
           const int column = (j * TPR + lane) * kVec;
-          if (column < mine) held[k][j] = load_once(from[k] + size_t(row) * n + begin + column);
+          if (column < mine) {
+            const T* p = from[k] + size_t(row) * n + begin + column;
+            held[k][j] = ONCE ? load_once(p) : load(p);
+          }
         }
     };
     auto fetch = [&](int row, int s) {
@@ -403,8 +425,9 @@ struct Walk {
 #endif
     };
     uint4 held[STREAMS][VPT], next[STREAMS][VPT];
+    follow();
     if constexpr (LOAD != kBulk) {
-      if (first < rows) load(first, LOAD == kRegisters ? next : held);
+      if (first < rows) take(first, LOAD == kRegisters ? next : held);
     }
 #if ROWS_BULK
     if (CLUSTER > 1 && threadIdx.x == 0) barrier_init(&arrived[0], 1), barrier_init(&arrived[1], 1);
@@ -437,16 +460,16 @@ struct Walk {
         for (int k = 0; k < STREAMS; ++k)
 #pragma unroll
           for (int j = 0; j < VPT; ++j) held[k][j] = next[k][j];
-        if (row + step < rows) load(row + step, next);
+        if (row + step < rows) take(row + step, next);
       }
       if constexpr (LOAD == kDirect) {
-        if (it > 0) load(row, held);
+        if (it > 0) take(row, held);
       }
       const Reducer reduce{slots, box, arrived, it, rank};
       const P all = reduce(part(row, begin, mine, lane, held));
 #if ROWS_BULK
       if constexpr (LOAD == kBulk) {
-        if constexpr (TPR == 32) __syncwarp();
+        if constexpr (TPR == 32) group_sync(1 + team, 32);  // as __syncwarp, in a form that racecheck knows
         if (lane == 0 && row + STAGES * step < rows) fetch(row + STAGES * step, s);
         if (++s == STAGES) s = 0, phase ^= 1;
       }

@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(TPR* R, BLOCKS)
               float* __restrict__ rstd_out, int rows, int n, float eps) {
   constexpr int kStreams = RESIDUAL ? 2 : 1;
   using Partial = typename rows::Select<CENTER, Moments, Sum>::type;
-  using Walk = rows::Walk<T, TPR, VPT, R, LOAD, STAGES, kStreams, CLUSTER, 1, Partial>;
+  using Walk = rows::Walk<T, TPR, VPT, R, LOAD, STAGES, kStreams, CLUSTER, 1, Partial, true>;
   extern __shared__ __align__(128) unsigned char raw[];
   const int chunk = rows::chunk_of<T>(n, CLUSTER);
   T* kept = reinterpret_cast<T*>(raw) + (LOAD == rows::kBulk ? size_t(R) * STAGES * kStreams * chunk : 0);
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(TPR* R, BLOCKS)
     norm_rows_backward(const T* __restrict__ x, const T* __restrict__ dy, const T* __restrict__ gamma,
                        const float* __restrict__ mean_in, const float* __restrict__ rstd_in, T* __restrict__ dx,
                        float* __restrict__ partial_gamma, float* __restrict__ partial_beta, int rows, int n, int pitch) {
-  using Walk = rows::Walk<T, TPR, VPT, R, LOAD, STAGES, 2, CLUSTER, GROUP, Sum2>;
+  using Walk = rows::Walk<T, TPR, VPT, R, LOAD, STAGES, 2, CLUSTER, GROUP, Sum2, true>;
   extern __shared__ __align__(128) unsigned char raw[];
   const T* from[2] = {x, dy};
   const int chunk = rows::chunk_of<T>(n, CLUSTER);
@@ -274,29 +274,31 @@ __global__ void __launch_bounds__(TPR* R, BLOCKS)
 }
 
 // dgamma[c] = sum over slots of partial_gamma[slot, c] (and dbeta, where given); pitch: floats between
-// slots, a multiple of 4.
-// Block (32, 8), grid (ceil(n/128), 1 or 2).
-__global__ void __launch_bounds__(256) norm_rows_finish(const float* __restrict__ partial_gamma,
-                                                        const float* __restrict__ partial_beta, T* __restrict__ dgamma,
-                                                        T* __restrict__ dbeta, int slots, int n, int pitch) {
+// slots, a multiple of 4. A block adds COLUMNS float4 columns of SLOTS slots at once. Grid (ceil(n / (4 COLUMNS)), 1 or 2).
+template <int COLUMNS, int SLOTS>
+__global__ void __launch_bounds__(COLUMNS* SLOTS)
+    norm_rows_finish(const float* __restrict__ partial_gamma, const float* __restrict__ partial_beta, T* __restrict__ dgamma,
+                     T* __restrict__ dbeta, int slots, int n, int pitch) {
+  rows::follow();
   const float* from = blockIdx.y == 0 ? partial_gamma : partial_beta;
   T* to = blockIdx.y == 0 ? dgamma : dbeta;
-  __shared__ float4 part[8][32];
-  const int column = (blockIdx.x * 32 + threadIdx.x) * 4;
+  __shared__ float4 part[SLOTS][COLUMNS];
+  const int across = threadIdx.x % COLUMNS, down = threadIdx.x / COLUMNS;
+  const int column = (blockIdx.x * COLUMNS + across) * 4;
   float4 s = make_float4(0.f, 0.f, 0.f, 0.f);
   if (column < pitch)
 #pragma unroll 8
-    for (int k = threadIdx.y; k < slots; k += 8) {
+    for (int k = down; k < slots; k += SLOTS) {
       const float4 v = *reinterpret_cast<const float4*>(from + size_t(k) * pitch + column);
       s.x += v.x, s.y += v.y, s.z += v.z, s.w += v.w;
     }
-  part[threadIdx.y][threadIdx.x] = s;
+  part[down][across] = s;
   __syncthreads();
-  const int id = threadIdx.y * 32 + threadIdx.x, mine = blockIdx.x * 128 + id;
-  if (id < 128 && mine < n) {
+  const int id = threadIdx.x, mine = blockIdx.x * COLUMNS * 4 + id;
+  if (id < COLUMNS * 4 && mine < n) {
     float sum = 0.f;
 #pragma unroll
-    for (int k = 0; k < 8; ++k) sum += reinterpret_cast<const float*>(part[k])[id];
+    for (int k = 0; k < SLOTS; ++k) sum += reinterpret_cast<const float*>(part[k])[id];
     Vec<T>::store(to + mine, sum);
   }
 }
@@ -308,6 +310,7 @@ __global__ void __launch_bounds__(512)
              const T* __restrict__ beta, T* __restrict__ y, T* sum, float* __restrict__ mean_out,
              float* __restrict__ rstd_out, int rows, int n, float eps) {
   __shared__ Sum slots[2][16];
+  rows::follow();
   const size_t start = size_t(blockIdx.x) * n;
   const T* from = RESIDUAL ? sum : x;  // a thread reads back only what it wrote itself
   float total = 0.f;
@@ -339,6 +342,7 @@ __global__ void __launch_bounds__(512)
                       const float* __restrict__ mean_in, const float* __restrict__ rstd_in, T* __restrict__ dx,
                       float* __restrict__ partial_gamma, float* __restrict__ partial_beta, int rows, int n, int pitch) {
   __shared__ Sum2 slots[2 * 16];
+  rows::follow();
   float* dgamma = partial_gamma + size_t(blockIdx.x) * pitch;
   float* dbeta = CENTER ? partial_beta + size_t(blockIdx.x) * pitch : nullptr;
   int it = 0;

@@ -1,0 +1,76 @@
+"""The router's kernels against plain torch in float64, on a GPU."""
+
+import pytest
+
+from brakecheck import ops
+from brakecheck.kernels import moe_plans as plans
+
+torch = pytest.importorskip("torch")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+SHAPES = [(1, 256, 8), (1, 60, 6), (1, 509, 16), (2, 8, 2), (17, 33, 4), (65, 256, 8), (777, 255, 16), (517, 509, 10),
+          (8192, 256, 8), (20000, 160, 6), (300, 1, 1)]
+SCORINGS = [("softmax", False, True), ("softmax", False, False), ("sigmoid", True, True), ("softmax", True, True)]
+
+
+def judge(x, k, scoring="softmax", bias=None, renormalise=True):
+    """Exact choice without a bias; with one, scores closer than 1e-6 may swap. Twice: the state is used again."""
+    wanted = plans.route(x.double(), k, scoring, bias, renormalise, 2.5)
+    for _ in range(2):
+        index, weight, place, counts, offsets = ops.route(x, k, scoring, bias, renormalise, 2.5)
+        if bias is None:
+            assert torch.equal(index, wanted["index"])
+            torch.testing.assert_close(weight.double(), wanted["weight"], rtol=1e-4, atol=1e-7, equal_nan=True)
+        else:
+            by = (x.double().sigmoid() if scoring == "sigmoid" else x.double().softmax(1)) + bias.double()
+            apart = by.gather(1, index.long()) - by.gather(1, wanted["index"].long())
+            assert bool(((index == wanted["index"]) | (apart.abs() < 1e-6)).all())
+        flat = index.reshape(-1).long()
+        assert torch.equal(counts.long(), torch.bincount(flat, minlength=x.shape[1]))
+        assert torch.equal(offsets.long(), torch.nn.functional.pad(counts.long().cumsum(0), (1, 0)))
+        order = flat.sort(stable=True).indices
+        assert torch.equal(place.reshape(-1)[order].long(), torch.arange(flat.numel(), device="cuda"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens, experts, k", SHAPES)
+@pytest.mark.parametrize("scoring, biased, renormalise", SCORINGS)
+def test_router(tokens, experts, k, scoring, biased, renormalise, dtype):
+    torch.manual_seed(1)
+    x = torch.randn(tokens, experts, device="cuda").to(dtype)
+    bias = torch.randn(experts, device="cuda") * (0.1 if scoring == "sigmoid" else 0.001) if biased else None
+    judge(x, k, scoring, bias, renormalise)
+
+
+FILLS = {
+    "equal": torch.zeros_like, "few values": lambda x: (x * 2).round() / 2, "around 1e4": lambda x: x * 50 + 1e4,
+    "denormal": lambda x: x * 1e-40, "beyond bfloat16": lambda x: x * 1e38,
+    "signed zeros": lambda x: torch.where(x > 0, 0.0, -0.0),
+    "masked": lambda x: x.masked_fill(x < 1.9, -float("inf")),
+    "-inf rows": lambda x: x.masked_fill((torch.arange(len(x), device="cuda") % 3 == 0)[:, None], -float("inf")),
+    "nan": lambda x: x.masked_fill(x > 2.9, float("nan")),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens, experts, k", [(1, 256, 8), (100, 100, 5), (1000, 300, 12), (4000, 256, 8)])
+@pytest.mark.parametrize("fill", FILLS)
+def test_router_where_scores_are_special(tokens, experts, k, fill, dtype):
+    torch.manual_seed(2)
+    judge(FILLS[fill](torch.randn(tokens, experts, device="cuda")).to(dtype), k)
+
+
+def test_router_in_a_graph_beside_other_shapes():
+    """Launches of several shapes that share states, in an order of their own."""
+    torch.manual_seed(3)
+    x = [torch.randn(t, e, device="cuda") for t, e in ((4000, 256), (300, 64), (70, 512), (9000, 8))]
+    kept = [ops.route(v, 4) for v in x]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = [ops.route(v, 4) for _ in range(20) for v in x]
+    for _ in range(3):
+        for out in captured:
+            out.place.fill_(-1)
+        graph.replay()
+        for i, out in enumerate(captured):
+            assert all(torch.equal(a, b) for a, b in zip(out, kept[i % len(x)]))
