@@ -216,6 +216,21 @@ def test_environments_that_every_project_calls_the_same_are_told_apart(tmp_path)
     assert names == ["old/.venv", "new/.venv"]
 
 
+def test_a_budget_ends_the_first_pairs_too_when_it_is_far_exceeded(tmp_path, monkeypatch):
+    monkeypatch.setattr("brakecheck.bench.controller.OVERDUE", 0.0)
+    found = controller([fake(tmp_path, "a"), fake(tmp_path, "b")], budget=2.0)
+    seen = []
+
+    def slow(event):
+        seen.append(event)
+        found.begin -= 2.5  # as if each case took that long
+
+    found.progress = slow
+    run = found.run()
+    assert len(seen) == 2 and not run.complete
+    assert {m.status for m in run.of_arm("b")} | {m.status for m in run.of_arm("a")} >= {"ok", "unmeasured"}
+
+
 def test_one_journal_has_one_writer(tmp_path):
     first = Journal(tmp_path / "j")
     with pytest.raises(UsageError, match="another process"):

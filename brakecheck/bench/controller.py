@@ -29,6 +29,7 @@ from .stopping import MIN_PAIRS
 Enough = Callable[[Sequence[float], Sequence[float]], bool]
 Case = tuple[str, str]
 BATCH = 40  # cases that are measured together: enough to hide the start of the next workers, few enough to be finished
+OVERDUE = 60.0  # seconds beyond the budget, or another budget if that is more, after which nothing more is begun
 AT_ONCE = ("missing", "unusable")  # failures that a second try cannot change
 
 
@@ -238,7 +239,7 @@ class Controller:
                 self._start_ahead([arm for arm, _, _ in visits])
             self._await([w for _, _, w in visits], "hello")
             for arm, pair, worker in visits:
-                if self._left() <= 0 and (number or pair > 1):
+                if self._overdue() or (self._left() <= 0 and (number or pair > 1)):
                     return False
                 self._await([worker], "ready")
                 self._visit(arm, pair, worker)
@@ -249,6 +250,11 @@ class Controller:
 
     def _left(self) -> float:
         return self.options.budget - (time.monotonic() - self.begin)
+
+    def _overdue(self) -> bool:
+        """Whether even the first two pairs, which a budget does not cut short, have to end: large cases on a CPU take
+        minutes each."""
+        return self._left() < -max(self.options.budget, OVERDUE)
 
     def _order(self, batch: int, first_pair: int) -> list[tuple[int, int]]:
         """(arm, pair) of a round's visits: ABBA or BAAB by the seed, with more arms one order and then the same
@@ -296,6 +302,8 @@ class Controller:
                 continue
             if self.stopped:
                 raise KeyboardInterrupt
+            if self._overdue():
+                break
             begin = time.monotonic()
             try:
                 answer = worker.ask(self._request(arm, pair, operator, case), self.options.limit)
