@@ -12,7 +12,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Set, Union
 
 from . import __version__
 from .model import Source, UsageError
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .verdict.policy import Policy
 
 __all__ = ["DEFAULT_ARCHS", "Result", "compare", "compare_toolchains", "kind_of"]
+KINDS = {"toolchain": "toolchains", "environment": "environments", "recorded": "recorded"}
 _RUN_ID = re.compile(r"\d{6,8}(-\d+)?(-[0-9a-f]*)?")
 
 
@@ -73,6 +74,9 @@ def compare(
         rules = replace(rules, measured=replace(rules.measured, weights=measuring.weights_of(str(workload))))
     specs = tuple(expanded(specs))
     kinds = [kind_of(spec, store) for spec in specs]
+    _check_used(set(kinds), {
+        "--source": sources, "--include": include_dirs, "--define": defines, "--std": std, "--launch": launches,
+        "--nvcc": nvcc, "--implementation": implementation, "--resume": resume, "--operators": operators})
     if "recorded" in kinds:
         return _projected(_recorded(specs, kinds, rules, store), workload)
     if len(specs) < 2:
@@ -100,6 +104,20 @@ def compare(
     comparison, run = measuring.compare_measured(
         *specs, options=chosen, policy=rules, implementations=measuring.implementations_of(implementation), **how)
     return _projected(_finished(comparison, run), workload)
+
+
+def _check_used(kinds: Set[str], given: Dict[str, Any]) -> None:
+    """UsageError for what would not be looked at: a verdict must not seem to cover a source that it never saw."""
+    if len(kinds) != 1:
+        return  # refused below, with another reason
+    (kind,) = kinds
+    compiled = ("--source", "--include", "--define", "--std", "--launch", "--nvcc")
+    unused = {"toolchain": ("--implementation",), "environment": compiled,
+              "recorded": (*compiled, "--implementation", "--resume", "--operators")}[kind]
+    for name in unused:
+        if given[name]:
+            todo = "scope.ignore of a policy leaves operators out" if name == "--operators" else "leave it out"
+            raise UsageError(f"{name} has no meaning here: what is compared is {KINDS[kind]}", name, todo)
 
 
 def expanded(specs: Sequence[str]) -> List[str]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -15,7 +16,7 @@ from typing import Any
 
 from .bench import store as stores
 from .bench.bundle import seconds_of
-from .bench.controller import ArmSpec, Controller, DeviceUnusable, Enough, Options
+from .bench.controller import ArmSpec, Controller, DeviceUnusable, Enough, Options, check
 from .bench.journal import Journal
 from .bench.stopping import enough_for
 from .model import Arm, Comparison, Reason, Run, Stack, UsageError, Verdict, distinct
@@ -72,8 +73,8 @@ def weights_of(file: str) -> dict[str, float]:
         return workload.weights(workload.load(Path(file)))
     weights = data.get("weights", data) if isinstance(data, dict) else None
     numbers = isinstance(weights, dict) and all(
-        isinstance(v, (int, float)) and not isinstance(v, bool) and v >= 0 for v in weights.values())
-    if not weights or not numbers:
+        isinstance(v, (int, float)) and not isinstance(v, bool) and 0 <= v < math.inf for v in weights.values())
+    if not weights or not numbers or not any(weights.values()):
         raise UsageError("a workload is a share of time for each operator", file, example)
     return {str(k): float(v) for k, v in weights.items()}
 
@@ -104,6 +105,8 @@ def _journal(store: str, resume: str | None) -> Path:
         if run.complete or not path.is_file():
             why = "it is complete" if run.complete else "its journal is gone"
             raise UsageError(f"run {run.id} has nothing to resume: {why}", "--resume", "start a new run")
+    elif not path.stat().st_size:
+        raise UsageError("this file is empty: there is nothing to resume", str(path), "start a new run")
     return path
 
 
@@ -112,9 +115,14 @@ def _run(arms: Sequence[ArmSpec], options: Options, enough: Enough,
          static: dict[str, Any] | None = None) -> Run:
     """One controller for each device asked for (cuda:0,cuda:1): every case belongs to one of them, so that its pairs
     stay on one GPU."""
-    devices = options.device.split(",")
+    devices = [d.strip() for d in options.device.split(",")]
+    if len(set(devices)) < len(devices):
+        raise UsageError("a device is there twice: its two shares would time each other", f"--device {options.device}",
+                         "name each device once")
     (first, step), count = options.shard, len(devices)
-    shared = [replace(options, device=d.strip(), shard=(first + i * step, count * step)) for i, d in enumerate(devices)]
+    shared = [replace(options, device=d, shard=(first + i * step, count * step)) for i, d in enumerate(devices)]
+    for each in shared:
+        check(each)  # before there is a journal
     if store == NOT_KEPT:
         if resume and count > 1:
             raise UsageError("one journal cannot hold several devices", "--resume", "give a store instead of -")

@@ -11,7 +11,9 @@ from brakecheck import measuring
 from brakecheck.bench import store
 from brakecheck.bench.controller import ArmSpec, Controller, Options
 from brakecheck.bench.journal import Journal
-from brakecheck.model import BrakecheckError, State, UsageError, Verdict
+from brakecheck.cli import main
+from brakecheck.model import BrakecheckError, State, UnavailableError, UsageError, Verdict
+from brakecheck.ops.load import load_file
 from brakecheck.stack.environment import Environment, open_environment, read_stack, stack_names
 from brakecheck.verdict.measured_verdict import compare_runs
 from brakecheck.verdict.policy import MeasuredRules
@@ -80,6 +82,166 @@ def test_a_failure_that_does_not_come_back_is_a_note(tmp_path):
     run = controller([fake(tmp_path, "a"), fake(tmp_path, "b", "op0=crash-once")]).run()
     (m,) = [m for m in run.of_arm("b") if m.operator == "op0"]
     assert m.status == "ok" and "failed in 1 of" in m.note
+    found = compare_runs(run, run)  # and a reason to wait, where the base did not fail
+    assert found.verdict is Verdict.HOLD and "failed in 1 of" in found.headline and "exit status 7" in found.headline
+
+
+def test_what_could_not_be_checked_is_checked_by_the_next_visit(tmp_path):
+    found = controller([fake(tmp_path, "a"), fake(tmp_path, "b", "op0=crash-once")])
+    asked = []
+    request = found._request
+    found._request = lambda *a: (lambda r: asked.append((*a[:3], r["checks"])) or r)(request(*a))
+    found.run()
+    assert [(pair, checks) for arm, pair, operator, checks in asked if (arm, operator) == (1, "op0")][:3] == [
+        (0, True), (1, True), (2, False)]
+
+
+def test_a_file_that_is_no_journal_is_left_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(measuring, "open_environment", lambda spec: fake(tmp_path, spec[4:]).environment)
+    for text in ("notes without an end of line", '{"event": "visit"}\n', '{"id": "run"}'):
+        path = tmp_path / "notes"
+        path.write_text(text)
+        with pytest.raises(UsageError, match="no journal"):
+            measuring.measure("env:a", store=str(tmp_path / "store"), resume=str(path))
+        assert path.read_text() == text
+    (tmp_path / "empty").touch()
+    with pytest.raises(UsageError, match="empty"):
+        measuring.measure("env:a", store=str(tmp_path / "store"), resume=str(tmp_path / "empty"))
+    assert (tmp_path / "empty").exists()
+
+
+def test_a_run_that_was_killed_is_listed_and_goes_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(measuring, "open_environment", lambda spec: fake(tmp_path, spec[4:]).environment)
+    folder = str(tmp_path / "s")
+
+    def killed(event):
+        raise MemoryError  # nothing that is handled: as if the process ended here
+
+    with pytest.raises(MemoryError):
+        measuring.measure("env:a", store=folder, progress=killed)
+    with pytest.raises(SystemExit):
+        main(["runs", "--store", folder])
+    told = capsys.readouterr().out
+    assert "no run yet: fake:a" in told
+    path = told.split("--resume ")[1].strip()
+    assert measuring.measure("env:a", store=folder, resume=path).complete and not store.unfinished(folder)
+
+
+def test_ctrl_c_is_no_verdict(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(measuring, "open_environment", lambda spec: fake(tmp_path, spec[4:]).environment)
+    visit = Controller._visit
+
+    def stop(self, arm, pair, worker):
+        visit(self, arm, pair, worker)
+        if pair == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Controller, "_visit", stop)
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", "env:a", "env:b", "--store", str(tmp_path / "s")])
+    assert ended.value.code == 130 and "incomplete: --resume goes on" in capsys.readouterr().out
+
+
+def test_a_damaged_run_does_not_hide_the_others(tmp_path, capsys):
+    for name, text in (("r1", "{"), ("r2", "[]")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_text(text)
+    with pytest.raises(SystemExit) as ended:
+        main(["runs", "--store", str(tmp_path)])
+    assert not ended.value.code and capsys.readouterr().out.count("damaged") == 2
+
+
+@pytest.mark.parametrize("options, what", [
+    ({"device": "tpu"}, "no device 'tpu'"), ({"plan": {"duty": "full"}}, "no duty 'full'"),
+    ({"ops": ("none.py",)}, "no Python file none.py"), ({"device": "cuda:0, cuda:0"}, "there twice")])
+def test_options_that_would_be_taken_for_something_else(tmp_path, monkeypatch, options, what):
+    monkeypatch.setattr(measuring, "open_environment", lambda spec: fake(tmp_path, spec[4:]).environment)
+    with pytest.raises(UsageError, match=what):
+        measuring.measure("env:a", Options(**options), store=str(tmp_path / "s"))
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("command, what", [(("false",), "the worker died"), (("no-such-command",), "cannot start")])
+def test_what_is_no_python_says_so(tmp_path, command, what):
+    arms = [fake(tmp_path, "a"), ArmSpec("b", Environment("launch:x", "x", command, ship=True))]
+    with pytest.raises(UnavailableError, match=what):
+        controller(arms).run()
+
+
+def test_an_implementation_that_no_operator_has(tmp_path):
+    arms = [replace(fake(tmp_path, name), implementation="trition") for name in "ab"]
+    with pytest.raises(UsageError, match="no operator here has an implementation 'trition'"):
+        controller(arms, operators=("op0",)).run()
+
+
+@pytest.mark.parametrize("text, what", [
+    ("op = Operator('x', '', cases=[])", "lacks a case and @op.inputs and @op.implementation"),
+    ("op = Operator('x', '', cases=[Case.of(n=1), Case.of(n=1)])\nop.inputs(print)\nop.implementation('a')(print)",
+     "two cases are called 'n=1'"),
+    ("ops = [Operator('x', '', cases=[Case.of(n=1)]) for _ in range(2)]\n"
+     "for op in ops: op.inputs(print), op.implementation('a')(print)", "two operators are called 'x'")])
+def test_operators_that_cannot_be_measured(tmp_path, text, what):
+    (tmp_path / "o.py").write_text(f"from brakecheck.ops import Case, Operator\n{text}\n")
+    with pytest.raises(BrakecheckError, match=what):
+        load_file(str(tmp_path / "o.py"))
+
+
+def test_a_run_that_ended_before_its_stacks_answered_asks_them_again(tmp_path):
+    path = tmp_path / "j"
+    whole = controller([fake(tmp_path, "a"), fake(tmp_path, "b")], Journal(path))
+    whole.run()
+    for lines in (1, 2):  # the start, and the answer of one stack
+        path.write_text("".join(f"{json.dumps(e)}\n" for e in whole.journal.events[:lines]))
+        again = controller([fake(tmp_path, "a"), fake(tmp_path, "b")], Journal(path))
+        assert again.run().complete and [e["arm"] for e in again.journal.of("stack")] == [0, 1]
+
+
+@pytest.mark.parametrize("entry, what", [('variabels = {A = "1"}', "no field 'variabels'"),
+                                         ("variables = 5", "variables is a table")])
+def test_stacks_that_are_not_what_was_meant(tmp_path, entry, what):
+    file = tmp_path / "s.toml"
+    file.write_text(f'[stacks.a]\nspec = "env:{sys.executable}"\n{entry}\n')
+    with pytest.raises(UsageError, match=what):
+        read_stack(str(file), "a")
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match="not valid TOML"):
+        stack_names(str(file))
+
+
+def test_environments_that_every_project_calls_the_same_are_told_apart(tmp_path):
+    for project in ("old", "new"):
+        (tmp_path / project / ".venv" / "bin").mkdir(parents=True)
+        (tmp_path / project / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    names = [open_environment(f"env:{tmp_path / project / '.venv'}").name for project in ("old", "new")]
+    assert names == ["old/.venv", "new/.venv"]
+
+
+def test_a_budget_ends_the_first_pairs_too_when_it_is_far_exceeded(tmp_path, monkeypatch):
+    monkeypatch.setattr("brakecheck.bench.controller.OVERDUE", 0.0)
+    found = controller([fake(tmp_path, "a"), fake(tmp_path, "b")], budget=2.0)
+    seen = []
+
+    def slow(event):
+        seen.append(event)
+        found.begin -= 2.5  # as if each case took that long
+
+    found.progress = slow
+    run = found.run()
+    assert len(seen) == 2 and not run.complete
+    assert {m.status for m in run.of_arm("b")} | {m.status for m in run.of_arm("a")} >= {"ok", "unmeasured"}
+
+
+def test_one_journal_has_one_writer(tmp_path):
+    first = Journal(tmp_path / "j")
+    with pytest.raises(UsageError, match="another process"):
+        Journal(tmp_path / "j")
+    first.close()
+    Journal(tmp_path / "j").close()
+
+
+def test_an_operator_that_no_stack_knows_is_an_error(tmp_path):
+    with pytest.raises(UsageError, match="no operator 'op7'"):
+        controller([fake(tmp_path, "a"), fake(tmp_path, "b")], operators=("op0", "op7")).run()
 
 
 def test_budget_and_most_pairs_end_a_noisy_case_undecided(tmp_path):
@@ -125,14 +287,16 @@ def test_pattern_and_names_choose_cases(tmp_path):
     assert {m.operator for m in controller(arms, cases="op2*", max_pairs=2).run().measurements} == {"op2"}
     with pytest.raises(UsageError, match="no case is left"):
         controller(arms, cases="nothing").run()
+    with pytest.raises(UsageError, match="no case fits 'op7"):
+        controller(arms, cases="op2*|op7*").run()
 
 
 def test_cases_of_several_devices_are_shared_out_and_merged(tmp_path, monkeypatch):
     monkeypatch.setattr(measuring, "arm", lambda name, *_: fake(tmp_path, name))
-    found, run = measuring.compare_measured("a", "b", options=Options(device="cpu,cpu", max_pairs=8),
+    found, run = measuring.compare_measured("a", "b", options=Options(device="cpu,cuda:0", max_pairs=8),
                                             store=str(tmp_path / "s"))
     assert {d.operator: d.state for d in found.deltas} == dict.fromkeys(("op0", "op1", "op2"), State.SAME)
-    assert run.options["device"] == "cpu,cpu" and not list((tmp_path / "s" / ".journals").iterdir())
+    assert run.options["device"] == "cpu,cuda:0" and not list((tmp_path / "s" / ".journals").iterdir())
     with pytest.raises(UsageError, match="nothing to resume"):
         measuring.compare_measured("a", "b", resume=run.id, store=str(tmp_path / "s"))
 

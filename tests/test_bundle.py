@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from brakecheck import bundling, toolchain_arms
+from brakecheck.bench.bundle import main as run_bundle
 from brakecheck.bench.bundle import measure_bundle, read_manifest
 from brakecheck.bench.controller import Options
 from brakecheck.bench.stopping import enough_for
@@ -51,6 +52,43 @@ def test_a_bundle_is_measured_without_our_dependencies_and_compared_here(tmp_pat
     assert cli("show", result) == 0 and "op1" in capsys.readouterr().out
     wrong = subprocess.run([*command, "--budget", "soon"], capture_output=True, text=True)
     assert wrong.returncode == 64 and "not a time" in wrong.stderr and "Traceback" not in wrong.stderr
+    wrong = subprocess.run([*command, "--out", str(tmp_path / "none" / "r.json")], capture_output=True, text=True)
+    assert wrong.returncode == 64 and "no such folder" in wrong.stderr and "pair" not in wrong.stderr  # nothing ran
+
+
+def test_an_attempt_that_measured_nothing_does_not_bind_the_next(tmp_path):
+    python_like(tmp_path, "old")
+    folder = tmp_path / "b"
+    assert cli("bundle", "env:this", f"env:{tmp_path}/old", "-o", folder, "--implementation", "torch") == 0
+    with pytest.raises(UnavailableError):
+        measure_bundle(folder, "cpu", 60.0, python="/bin/false")
+    assert not list(folder.glob("journal*"))
+    assert measure_bundle(folder, "cpu", 60.0, python=str(tmp_path / "old" / "bin" / "python")).complete
+
+
+def test_a_damaged_bundle_says_so(tmp_path, capsys):
+    (tmp_path / "manifest.json").write_text('{"schema": "brakecheck/bundle/1"}')
+    assert run_bundle(tmp_path, ["--device", "cpu"]) == 64 and "this is no bundle" in capsys.readouterr().err
+    text = '{"schema": "brakecheck/bundle/1", "arms": [5], "options": {}, "margin": 0.01}'
+    (tmp_path / "manifest.json").write_text(text)
+    assert run_bundle(tmp_path, ["--device", "cpu"]) == 70 and "make the bundle again" in capsys.readouterr().err
+
+
+def test_what_cannot_be_written_is_not_lost(tmp_path):
+    python_like(tmp_path, "old")
+    folder = tmp_path / "b"
+    assert cli("bundle", f"env:{tmp_path}/old", f"env:{tmp_path}/old", "-o", folder, "--implementation", "torch") == 0
+
+    def full(run):
+        raise OSError(28, "No space left on device", "r.json")
+
+    with pytest.raises(OSError):
+        measure_bundle(folder, "cpu", 60.0, keep=full)
+    starts = (tmp_path / "starts-old").stat().st_size
+    kept = []
+    assert measure_bundle(folder, "cpu", 60.0, keep=kept.append).complete and len(kept) == 1
+    assert (tmp_path / "starts-old").stat().st_size == starts  # nothing was measured again
+    assert not list(folder.glob("journal*"))
 
 
 def test_an_interrupted_bundle_goes_on(tmp_path, capsys):

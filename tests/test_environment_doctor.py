@@ -185,6 +185,12 @@ def test_a_python_is_asked_and_a_failing_import_is_a_finding(tmp_path, monkeypat
     assert "signal 6" in facts.torch["error"] and facts.packages
 
 
+def test_a_python_without_torch_cannot_be_measured():
+    (found,) = doctor._about_torch(doctor.Facts("test", python="3.12.1"), None)
+    assert (found.severity, found.code) == ("warning", "no-torch")
+    assert not doctor._about_torch(doctor.Facts("saved files"), None)
+
+
 def test_a_python_that_does_not_answer_is_said(tmp_path):
     with pytest.raises(UnavailableError, match="does not start"):
         doctor.ask([str(tmp_path / "none")], "test")

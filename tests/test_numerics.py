@@ -27,6 +27,17 @@ def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def test_an_infinity_is_wrong_where_the_reference_is_finite():
+    reference = normal(64, 32)
+    out = reference.clone()
+    out[3, 4] = math.inf
+    for tolerance in (None, Tolerance(0.1, "more than one value of many")):
+        found = judged(reference, out, tolerance)
+        assert not found["ok"] and "1 infinities where the reference is finite" in found["why"]
+    reference[3, 4] = math.inf
+    assert judged(reference, out)["ok"]
+
+
 # ---- energy (F21) ----------------------------------------------------------------------------------------------------
 def test_an_output_of_1e_21_is_found_where_all_of_the_reference_is_small():
     small = 1e-4 * normal(64, 32)

@@ -134,6 +134,15 @@ def test_crash_is_a_state_and_a_device_that_is_not_there_is_never_replaced():
     assert lost.value.state == "crash" and dying.process.poll() is not None
 
 
+def test_a_file_of_operators_that_fails_is_named_as_it_is(tmp_path):
+    (tmp_path / "mine.py").write_text("1 / 0")
+    worker = WorkerProcess(HERE, {**HELLO, "ops": [str(tmp_path / "mine.py")]})
+    answer = worker.ask({"do": "cases"}, 60)
+    worker.close()
+    assert answer["message"] == "ZeroDivisionError: division by zero" and answer["where"] == str(tmp_path / "mine.py")
+    assert answer["todo"] == "correct this file of operators"
+
+
 def test_after_an_error_that_the_device_does_not_recover_from_the_worker_ends():
     poisoned = WorkerProcess(HERE, HELLO)
     answer = ask(poisoned, "poison", "trouble", "n=1024")
@@ -146,7 +155,7 @@ def test_a_python_without_torch_says_so(tmp_path):
     answer = bare.ask({"do": "cases"}, 60)
     bare.close()
     assert not answer["ok"] and answer["state"] == "missing" and "torch" in answer["message"]
-    with pytest.raises(WorkerLost, match="cannot start"):
+    with pytest.raises(UnavailableError, match="cannot start"):
         WorkerProcess(Environment("env:none", "none", (str(tmp_path / "python"),)), HELLO)
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from ..model import BrakecheckError, Run, Stack, UsageError
 from ..model.codec import decode, encode
@@ -34,7 +35,7 @@ def is_bundle(folder: str) -> bool:
 def read_manifest(folder: Path, must: bool = True) -> Dict[str, Any]:
     try:
         data = json.loads((folder / "manifest.json").read_text())
-        if data.get("schema") == SCHEMA:
+        if data.get("schema") == SCHEMA and isinstance(data.get("arms"), list):
             return dict(data)
     except (OSError, ValueError, AttributeError):
         pass
@@ -44,8 +45,11 @@ def read_manifest(folder: Path, must: bool = True) -> Dict[str, Any]:
 
 
 def measure_bundle(folder: Path, device: str, budget: float, python: Optional[str] = None,
-                   progress: Any = lambda _: None, command: Sequence[str] = ()) -> Run:
-    """The run of a bundle's arms, resumed from its journal when there is one. python: of the arms that name none."""
+                   progress: Any = lambda _: None, command: Sequence[str] = (),
+                   keep: Callable[[Run], Any] = lambda _: None) -> Run:
+    """The run of a bundle's arms, resumed from its journal when there is one. python: of the arms that name none.
+    keep: writes the run; the journal stays until it has."""
+    folder = folder.resolve()  # its name is in the journal: whoever goes on may call it otherwise
     manifest = read_manifest(folder)
     if not device.startswith("cuda") and any(arm.get("cubins") for arm in manifest["arms"]):
         raise UsageError("this bundle holds CUDA kernels, which cannot run on the CPU", f"--device {device}",
@@ -65,10 +69,17 @@ def measure_bundle(folder: Path, device: str, budget: float, python: Optional[st
     options = Options(device=device, operators=tuple(chosen["operators"]), cases=chosen["cases"], seed=chosen["seed"],
                       ops=tuple(str(folder / f) for f in chosen["ops"]), budget=budget, plan=chosen["plan"])
     journal = folder / f"journal-{device.replace(':', '')}.jsonl"
-    run = Controller(arms, options, enough_for(manifest["margin"]), Journal(journal), progress).run(command)
+    controller = Controller(arms, options, enough_for(manifest["margin"]), Journal(journal), progress)
+    try:
+        run = controller.run(command)
+    finally:
+        if not controller.journal.of("visit"):  # what measured nothing must not bind those who try again
+            journal.unlink(missing_ok=True)
+    run = replace(run, static=manifest.get("static"))
+    keep(run)
     if run.complete:
-        journal.unlink()
-    return replace(run, static=manifest.get("static"))
+        journal.unlink(missing_ok=True)  # only now: what `keep` could not write is still there to be written again
+    return run
 
 
 def write_run(run: Run, file: Path) -> Path:
@@ -86,7 +97,7 @@ def seconds_of(text: str) -> float:
         value = float(text[:-1] if unit else text) * (unit or 1.0)
     except ValueError:
         value = 0.0
-    if value <= 0:
+    if not 0 < value < math.inf:
         raise UsageError(f"{text!r} is not a time", "--budget", "write 90s, 10m or 1h")
     return value
 
@@ -104,17 +115,31 @@ def main(folder: Path, arguments: Optional[Sequence[str]] = None) -> int:
         print(f"pair {event['pair'] + 1}  {event['arm']:<10} {event['operator']} {event['case']}  {event['active']} "
               f"cases open, {max(0, int(event['left']))} s left" + ("" if event["ok"] else "  FAILED"), file=sys.stderr)
 
+    def file_of(run: Run) -> Path:
+        return given.out or folder / f"run-{run.id}.json"
+
     try:
-        run = measure_bundle(folder, given.device, seconds_of(given.budget), given.python, show, sys.argv)
         if given.out and not given.out.parent.is_dir():
             raise UsageError("there is no such folder", str(given.out.parent), "make it first")
-        file = write_run(run, given.out or folder / f"run-{run.id}.json")
+        if given.out and given.out.is_dir():
+            raise UsageError("this is a folder", str(given.out), "give --out the name of a file")
+        run = measure_bundle(folder, given.device, seconds_of(given.budget), given.python, show, sys.argv,
+                             lambda run: write_run(run, file_of(run)))
+        file = file_of(run)
+    except OSError as problem:
+        print(f"brakecheck: {problem.strerror}: {problem.filename}\n  to do: make room or choose another --out; what "
+              "was measured is kept, run this again", file=sys.stderr)
+        return 74
     except BrakecheckError as problem:
         print(f"brakecheck: {problem}", file=sys.stderr)
         return problem.exit_code
     except KeyboardInterrupt:
         print("brakecheck: interrupted before anything was measured", file=sys.stderr)
         return 130
+    except Exception as problem:
+        print(f"brakecheck: internal error: {type(problem).__name__}: {problem}\n  to do: make the bundle again; if "
+              "that does not help, report this", file=sys.stderr)
+        return 70
     print(f"{file}\nbring it back and compare: brakecheck compare {file.name}"
           + ("" if run.complete else "\nincomplete: run this again to go on"))
     return 0 if run.complete else 1

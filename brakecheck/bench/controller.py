@@ -9,6 +9,7 @@ import contextlib
 import fnmatch
 import math
 import random
+import re
 import resource
 import secrets
 import time
@@ -28,6 +29,7 @@ from .stopping import MIN_PAIRS
 Enough = Callable[[Sequence[float], Sequence[float]], bool]
 Case = tuple[str, str]
 BATCH = 40  # cases that are measured together: enough to hide the start of the next workers, few enough to be finished
+OVERDUE = 60.0  # seconds beyond the budget, or another budget if that is more, after which nothing more is begun
 AT_ONCE = ("missing", "unusable")  # failures that a second try cannot change
 
 
@@ -90,6 +92,7 @@ class Controller:
     def __init__(self, arms: Sequence[ArmSpec], options: Options, enough: Enough, journal: Journal | None = None,
                  progress: Callable[[dict[str, Any]], None] = lambda _: None) -> None:
         self.arms, self.options, self.enough, self.progress = list(arms), options, enough, progress
+        check(options)
         self.journal = journal or Journal(None)
         self.begin = time.monotonic()
         self.seconds = {"measuring": 0.0, "starting": 0.0}
@@ -99,8 +102,10 @@ class Controller:
         self.active: dict[int, list[Case]] = {}  # of the batch that is being measured, by arm
         self.later = 0  # cases of later batches
         self.waiting: dict[int, list[WorkerProcess]] = {arm: [] for arm in range(len(arms))}
+        self.interrupted = False
         self.stopped = False  # set from another thread: stop as if interrupted
         self.step = 2 if len(self.arms) > 1 else 1  # pairs of a round: there and back, or one visit of a single arm
+        self.checked = {(e["arm"], e["operator"], e["case"]) for e in self.journal.of("visit") if e["ok"]}
         self.calls = {(e["operator"], e["case"]): e["result"]["calls"] for e in reversed(self.journal.of("visit"))
                       if e["ok"]}
         self.workers: list[WorkerProcess] = []
@@ -114,9 +119,11 @@ class Controller:
             complete = self._measure()
         except KeyboardInterrupt:
             self.journal.add({"event": "interrupted"})
+            self.interrupted = True
         finally:
             for worker in self.workers:
                 worker.kill()
+            self.journal.close()
         return self._assemble(complete, command)
 
     def _prepare(self) -> None:
@@ -128,18 +135,20 @@ class Controller:
             earlier = {k: known[0][k] for k in header}
             if earlier != _plain(header):
                 differing = [k for k in header if earlier[k] != _plain(header)[k]]
-                raise UsageError(f"this run was started with other {' and '.join(differing)}", "--resume",
-                                 "repeat the command it was started with, or start a new run")
+                raise UsageError(f"this run was started with other {' and '.join(differing)}", str(self.journal.path),
+                                 "repeat the command it was started with, or start a new run (of a bundle: remove this "
+                                 "file first)")
         else:
             self.journal.add({"event": "start", "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
                               **_plain(header)})
-            asked: dict[Any, tuple[ArmSpec, WorkerProcess]] = {}  # arms of one environment have one answer
-            for index, arm in enumerate(self.arms):
-                if _same(arm) not in asked:
-                    asked[_same(arm)] = arm, self._worker(index)  # all start at once
-            told = {who: self._introduce(arm, worker) for who, (arm, worker) in asked.items()}
-            for index, arm in enumerate(self.arms):
-                self.journal.add({"event": "stack", "arm": index, **told[_same(arm)]})
+        asked: dict[Any, tuple[ArmSpec, WorkerProcess]] = {}  # arms of one environment have one answer
+        new = list(enumerate(self.arms))[len(self.journal.of("stack")):]  # what began the run may have ended before
+        for index, arm in new:
+            if _same(arm) not in asked:
+                asked[_same(arm)] = arm, self._worker(index)  # all start at once
+        told = {who: self._introduce(arm, worker) for who, (arm, worker) in asked.items()}
+        for index, arm in new:
+            self.journal.add({"event": "stack", "arm": index, **told[_same(arm)]})
         catalogues = [e["cases"] for e in self.journal.of("stack")]
         self.cases = self._choose(catalogues)
         if self.options.shuffle:
@@ -159,7 +168,8 @@ class Controller:
             if not answer["ok"]:
                 kind = DeviceUnusable if answer["state"] == "unusable" else UnavailableError
                 raise kind(f"{arm.name} cannot be measured on {self.options.device}: {answer['message']}",
-                                       arm.spec, "choose another --device, or repair this stack")
+                           answer.get("where", arm.spec),
+                           answer.get("todo", "choose another --device, or repair this stack"))
         fingerprint, cases = (a["result"] for a in answers)
         check_overlays(arm.environment, fingerprint)
         worker.close()
@@ -168,6 +178,12 @@ class Controller:
 
     def _choose(self, catalogues: list[dict[str, Any]]) -> list[Case]:
         """Cases that any arm has and the options ask for."""
+        have = ", ".join(sorted({o for c in catalogues for o in c})) or "no operators"
+        for name in self.options.operators:  # a name that no stack knows would silently narrow what a verdict covers
+            if not any(name in catalogue for catalogue in catalogues):
+                raise UsageError(f"there is no operator {name!r}", "--operators", f"choose among: {have}")
+        patterns = [p.strip() for p in self.options.cases.split("|")]
+        used: set[str] = set()
         merged: dict[Case, None] = {}
         for catalogue, arm in zip(catalogues, self.arms):
             for operator, entry in catalogue.items():
@@ -176,13 +192,21 @@ class Controller:
                 if not self.options.operators and arm.implementation not in entry["implementations"]:
                     continue
                 for case in entry["cases"]:
-                    if any(fnmatch.fnmatch(name, pattern.strip()) for name in (case, f"{operator} {case}")
-                           for pattern in self.options.cases.split("|")):
+                    fitting = [p for p in patterns
+                               if fnmatch.fnmatch(case, p) or fnmatch.fnmatch(f"{operator} {case}", p)]
+                    used.update(fitting)
+                    if fitting:
                         merged[(operator, case)] = None
+        for wanted in dict.fromkeys(arm.implementation for arm in self.arms):
+            chosen = [c[operator]["implementations"] for c in catalogues for operator, _ in merged if operator in c]
+            if merged and not any(wanted in names for names in chosen):
+                raise UsageError(f"no operator here has an implementation {wanted!r}", "--implementation",
+                                 f"choose among: {', '.join(sorted({n for names in chosen for n in names}))}")
         if not merged:
-            have = ", ".join(sorted({o for c in catalogues for o in c}))
-            raise UsageError("no case is left to measure", "--operators, --cases",
-                             f"choose among: {have or 'no operators'}")
+            raise UsageError("no case is left to measure", "--operators, --cases", f"choose among: {have}")
+        idle = [p for p in patterns if p not in used]
+        if idle:  # as a name that no stack knows
+            raise UsageError(f"no case fits {idle[0]!r}", "--cases", "brakecheck ops OPERATOR lists its cases")
         mine, of = self.options.shard
         return list(merged)[mine::of]
 
@@ -215,7 +239,7 @@ class Controller:
                 self._start_ahead([arm for arm, _, _ in visits])
             self._await([w for _, _, w in visits], "hello")
             for arm, pair, worker in visits:
-                if self._left() <= 0 and (number or pair > 1):
+                if self._overdue() or (self._left() <= 0 and (number or pair > 1)):
                     return False
                 self._await([worker], "ready")
                 self._visit(arm, pair, worker)
@@ -226,6 +250,11 @@ class Controller:
 
     def _left(self) -> float:
         return self.options.budget - (time.monotonic() - self.begin)
+
+    def _overdue(self) -> bool:
+        """Whether even the first two pairs, which a budget does not cut short, have to end: large cases on a CPU take
+        minutes each."""
+        return self._left() < -max(self.options.budget, OVERDUE)
 
     def _order(self, batch: int, first_pair: int) -> list[tuple[int, int]]:
         """(arm, pair) of a round's visits: ABBA or BAAB by the seed, with more arms one order and then the same
@@ -273,6 +302,8 @@ class Controller:
                 continue
             if self.stopped:
                 raise KeyboardInterrupt
+            if self._overdue():
+                break
             begin = time.monotonic()
             try:
                 answer = worker.ask(self._request(arm, pair, operator, case), self.options.limit)
@@ -287,6 +318,7 @@ class Controller:
                      **{k: v for k, v in answer.items() if k != "id"}}
             self.journal.add(event)
             if answer["ok"]:
+                self.checked.add((arm, operator, case))
                 self.calls.setdefault((operator, case), answer["result"]["calls"])
             self.progress({"arm": self.arms[arm].name, "pair": pair, "operator": operator, "case": case,
                            "ok": answer["ok"], "active": len(self.active[0]) + self.later, "left": self._left()})
@@ -303,7 +335,7 @@ class Controller:
             plan["calls"] = self.calls[(operator, case)]
         return {"do": "measure", "operator": operator, "case": case, "implementation": spec.implementation,
                 "seed": self.options.seed, "settle": self.options.settle, "plan": plan,
-                "checks": self.options.checks and pair == 0}
+                "checks": self.options.checks and (arm, operator, case) not in self.checked}
 
     def _retire_cases(self) -> None:
         """Drops the cases that are precise enough, and those that an arm cannot run."""
@@ -349,8 +381,20 @@ class Controller:
         timing = {"wall": time.monotonic() - self.begin, **self.seconds, "controller_mib": peak / 1024}
         stamp = created[:19].replace("-", "").replace(":", "").replace("T", "-")
         unique = secrets.token_hex(4)  # several writers may start in the same second, with equal options
-        return Run(f"{stamp}-{unique}", created, arms, device, found, _plain(asdict(self.options)), tuple(command),
-                   warnings, complete, timing)
+        options = {**_plain(asdict(self.options)), **({"interrupted": True} if self.interrupted else {})}
+        return Run(f"{stamp}-{unique}", created, arms, device, found, options, tuple(command), warnings, complete,
+                   timing)
+
+
+def check(options: Options) -> None:
+    """Raises UsageError for what every worker would refuse, or worse, take for something else."""
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", options.device):
+        raise UsageError(f"there is no device {options.device!r}", "--device", "write cpu, cuda:0 or cuda:0,cuda:1")
+    if options.plan.get("duty", "burst") not in ("burst", "sustained"):
+        raise UsageError(f"there is no duty {options.plan['duty']!r}", "--duty", "write burst or sustained")
+    for file in options.ops:
+        if not (file.endswith(".py") and Path(file).is_file()):
+            raise UsageError(f"there is no Python file {file}", "--ops", "give a .py file that defines `op` or `ops`")
 
 
 def _same(arm: ArmSpec) -> Any:

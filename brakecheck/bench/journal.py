@@ -4,6 +4,7 @@ The journal is the only thing the controller keeps; the run is assembled from it
 
 from __future__ import annotations
 
+import fcntl
 import json
 import statistics
 from collections import defaultdict
@@ -11,20 +12,36 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..model import Block, BrakecheckError, Key, Measurement
+from ..model import Block, BrakecheckError, Key, Measurement, UsageError
 from ..model.codec import decode
 
 Event = dict[str, Any]
 
 
+FIRST = b'{"event": "start"'  # what every journal begins with
+
+
 class Journal:
-    """Appends events to `path` and keeps them. A half-written last line (the process was killed) is dropped."""
+    """Appends events to `path` and keeps them. A half-written last line (the process was killed) is dropped.
+
+    One process at a time: the file is locked until `close`. A file that is no journal is refused, and left as it is."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.events: list[Event] = []
-        if path is not None and path.exists():
-            lines = path.read_bytes().split(b"\n")
+        self.lock: Any = None
+        if path is not None:
+            self.lock = path.open("ab")
+            try:
+                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError("another process is measuring this run", str(path), "wait until it ends") from None
+            except OSError:  # a file system without locks
+                pass
+            held = path.read_bytes()
+            if not (held.startswith(FIRST) or FIRST.startswith(held)):
+                raise UsageError("this is no journal of a run", str(path), "give the id of a run (brakecheck runs)")
+            lines = held.split(b"\n")
             for number, line in enumerate(lines, 1):
                 if not line:
                     continue
@@ -35,6 +52,11 @@ class Journal:
                         raise BrakecheckError("a line of the journal cannot be read", f"{path}:{number}",
                                               "delete this line to resume without it") from problem
             path.write_bytes(b"".join(json.dumps(e).encode() + b"\n" for e in self.events))
+
+    def close(self) -> None:
+        """Lets another process go on with it."""
+        if self.lock is not None:
+            self.lock.close()
 
     def add(self, event: Event) -> None:
         self.events.append(event)
@@ -69,7 +91,7 @@ def measurements(events: Iterable[Event], arms: list[str], arch: str) -> tuple[M
 def _measurement(arm: str, operator: str, case: str, arch: str, visits: list[Event]) -> Measurement:
     good = [v for v in visits if v["ok"]]
     bad = [v for v in visits if not v["ok"]]
-    failed = not good or (len(bad) > 1 and bad[-1] is visits[-1])  # one failure among good visits is a note
+    failed = not good or len(bad) > 1  # one failure among good visits is counted, and no failure of the case
     note = next((v["result"]["note"] for v in good if v["result"].get("note")), None)
     if bad and not failed:
         note = f"failed in {len(bad)} of {len(visits)} visits ({bad[-1]['state']}: {bad[-1]['message']})"
@@ -91,4 +113,4 @@ def _measurement(arm: str, operator: str, case: str, arch: str, visits: list[Eve
         memory={kind: statistics.median(sizes) for kind, sizes in memory.items()},
         numerics=checked.get("numerics"), retention=checked.get("retention"), kernel_sum=checked.get("kernel_sum"),
         first_call_ms=statistics.median(r["first_call_ms"] for r in results), work=results[0].get("work", {}),
-        note=note)
+        note=note, trials={"failed": len(bad), "tries": len(visits)} if bad and not failed else None)

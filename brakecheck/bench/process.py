@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..model import UnavailableError
 from ..stack.environment import Environment
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -74,7 +75,8 @@ class WorkerProcess:
                 text=True, errors="replace", start_new_session=True,
                 env={**inherited, **limited, **environment.variables})
         except OSError as problem:
-            raise WorkerLost("crash", f"cannot start {environment.command[0]}: {problem.strerror}") from problem
+            raise UnavailableError(f"cannot start {environment.command[0]}: {problem.strerror}", environment.spec,
+                                   "check the command") from problem
         self.last_words: collections.deque[str] = collections.deque(maxlen=30)
         self.answers: queue.Queue[str | None] = queue.Queue()
         self.number = 0
@@ -83,11 +85,12 @@ class WorkerProcess:
         self.threads = [threading.Thread(target=run, daemon=True) for run in (self._read_answers, self._read_errors)]
         for thread in self.threads:
             thread.start()
-        if environment.ship:
-            ops = hello.get("ops", ())
-            self._write(bundle(ops))
-            hello = {**hello, "ops": _shipped_names(ops)}
-        self._send({"do": "hello", **hello})
+        with contextlib.suppress(WorkerLost):  # died at once: the first question says so, with its last words
+            if environment.ship:
+                ops = hello.get("ops", ())
+                self._write(bundle(ops))
+                hello = {**hello, "ops": _shipped_names(ops)}
+            self._send({"do": "hello", **hello})
 
     def _read_answers(self) -> None:
         assert self.process.stdout is not None

@@ -88,19 +88,38 @@ def find(name: str, store: str) -> str:
 
 
 def listing(store: str) -> list[dict[str, Any]]:
-    """Manifests of all runs, oldest first. Folders without a manifest are writers at work, and left out."""
+    """Manifests of all runs, oldest first. Folders without a manifest are writers at work, and left out. Of one that
+    cannot be read no more is told than its id, and that it is damaged."""
     out = []
     if _remote(store):
         import fsspec
 
         files, path = fsspec.core.url_to_fs(store)
         manifests = files.glob(f"{path}/*/manifest.json") if files.exists(path) else []
-        texts = [files.cat_file(m).decode() for m in manifests]
+        texts = [(m, files.cat_file(m)) for m in manifests]
     else:
-        texts = [m.read_text() for m in Path(store).glob("[!.]*/manifest.json")]
-    for text in texts:
-        out.append(json.loads(text))
+        texts = [(str(m), m.read_bytes()) for m in Path(store).glob("[!.]*/manifest.json")]
+    for where, text in texts:
+        try:
+            manifest = json.loads(text)
+            assert manifest["id"] and isinstance(manifest["arms"], list) and isinstance(manifest["device"], dict)
+            out.append(manifest)
+        except (ValueError, TypeError, KeyError, AssertionError):
+            out.append({"id": where.split("/")[-2], "created": "", "arms": [], "device": {}, "damaged": True})
     return sorted(out, key=lambda m: str(m.get("created", "")))
+
+
+def unfinished(store: str) -> list[tuple[str, list[str]]]:
+    """(journal, specs of its arms) of what was measured here without becoming a run: its process was killed, or still
+    measures."""
+    kept = {str(r.get("options", {}).get("journal", "")) for r in listing(store)} if not _remote(store) else set()
+    out = []
+    for path in sorted(Path(store).glob(".journals/*.jsonl")) if not _remote(store) else ():
+        with path.open() as file:
+            first = file.readline()
+        if str(path) not in kept and first.endswith("\n"):
+            out.append((str(path), [arm[0] for arm in json.loads(first)["arms"]]))
+    return out
 
 
 def read(where: str) -> Run:
@@ -122,10 +141,11 @@ def read(where: str) -> Run:
         else:
             manifest = json.loads((Path(where) / "manifest.json").read_text())
             frames = [polars.read_parquet(Path(where) / name) for name in FILES]
-    except (OSError, ValueError, polars.exceptions.PolarsError) as problem:
-        raise BrakecheckError(f"this run is damaged: {problem}", where, "measure it again") from problem
-    run = decode(Run, {**manifest, "measurements": []})
-    return replace(run, measurements=_measurements(*frames))
+        run = decode(Run, {**manifest, "measurements": []}, where)
+        return replace(run, measurements=_measurements(*frames))
+    except (OSError, ValueError, TypeError, LookupError, polars.exceptions.PolarsError) as problem:
+        why = f"{problem}" if isinstance(problem, (OSError, ValueError)) else f"{type(problem).__name__}: {problem}"
+        raise BrakecheckError(f"this run is damaged: {why}", where, "measure it again") from problem
 
 
 def _frames(run: Run) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:

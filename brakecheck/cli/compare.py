@@ -9,7 +9,7 @@ from typing import Annotated, List, Optional
 
 import typer
 
-from .console import progress_bar
+from .console import INTERRUPTED, progress_bar
 
 COMPILED = "Comparing toolchains (cuda==...)"
 MEASURED = "Measuring (environments; toolchains with --device)"
@@ -107,6 +107,8 @@ def compare(
             print(f"run: {result.run.id}" + ("" if result.run.complete else " (incomplete: --resume goes on)"))
     for path in written:
         print(f"report: {path.resolve()}", file=sys.stderr if as_json else sys.stdout)
+    if result.run and result.run.options.get("interrupted"):
+        return INTERRUPTED  # what was measured is judged above, but it is not what was asked for
     return result.verdict.exit_code
 
 

@@ -74,7 +74,7 @@ def run_guarded(command: Callable[[], Optional[int]], debug: bool) -> int:
         _say(
             f"interrupted after {time.monotonic() - started:.0f} s",
             None,
-            "what was finished is kept: run the same command again and it continues from there",
+            "what was finished is kept: run the same command again, for a measurement with --resume RUN",
         )
         return INTERRUPTED
     except BrokenPipeError:
@@ -104,7 +104,7 @@ def _os_advice(error: OSError) -> str:
     import errno
 
     return {
-        errno.ENOSPC: "free some disk space, or point BRAKECHECK_CACHE to a disk that has it",
+        errno.ENOSPC: "free some disk space, or point BRAKECHECK_CACHE or --store to a disk that has it",
         errno.EACCES: "choose a place that you may read and write",
         errno.EROFS: "choose a place that is not read-only (BRAKECHECK_CACHE for the cache)",
         errno.ENOENT: "check the path",

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Optional
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
+from rich.table import Column, Table
 
 from ..bench import store as stores
 from ..bench.bundle import is_bundle, measure_bundle
@@ -43,7 +44,7 @@ def show_progress(console: Console) -> Any:
         console.print(f"pair {event['pair'] + 1}  {event['arm']:<10} {event['operator']} {event['case']}  "
                       f"{event['active']} cases open, {left // 60}:{left % 60:02d} of the budget left"
                       + ("" if event["ok"] else "  FAILED"), end="\r" if console.is_terminal else "\n", highlight=False,
-                      overflow="ellipsis", no_wrap=True)
+                      markup=False, overflow="ellipsis", no_wrap=True)
     return update
 
 
@@ -57,8 +58,8 @@ def run(stack: Annotated[str, typer.Argument(help="env:/path/python, pip:torch==
     """Measure one stack, or the arms of a bundle, and keep the run."""
     console = Console(stderr=True)
     if is_bundle(stack):
-        found = measure_bundle(Path(stack), device, seconds_of(budget), None, show_progress(console), sys.argv)
-        stores.write(found, store or stores.default_store())
+        found = measure_bundle(Path(stack), device, seconds_of(budget), None, show_progress(console), sys.argv,
+                               lambda run: stores.write(run, store or stores.default_store()))
         print_run(found) if not json_ else print(json.dumps(encode(found), indent=1))
         return
     found = measure(stack, options_of(device, operators, cases, ops, budget, seed, duty), implementation=implementation,
@@ -67,6 +68,8 @@ def run(stack: Annotated[str, typer.Argument(help="env:/path/python, pip:torch==
         print(json.dumps(encode(found), indent=1))
     else:
         print_run(found)
+    if found.options.get("interrupted"):
+        raise KeyboardInterrupt
 
 
 def runs(store: Store = None, json_: Json = False) -> None:
@@ -75,11 +78,15 @@ def runs(store: Store = None, json_: Json = False) -> None:
     if json_:
         print(json.dumps(found, indent=1))
         return
-    table = Table("run", "created", "arms", "device", "complete", box=None)
+    table = Table(Column("run", no_wrap=True), Column("arms", overflow="fold"), "device", "complete", box=None)
     for r in found:
         arms = " | ".join(f"{a['stack']['name']} ({a['implementation']})" for a in r["arms"])
-        table.add_row(r["id"], r["created"], arms, r["device"].get("name", ""), "yes" if r.get("complete") else "no")
+        state = "damaged" if r.get("damaged") else "yes" if r.get("complete") else "no"
+        table.add_row(r["id"], escape(arms), escape(r["device"].get("name", "")), state)
     Console().print(table if found else f"no runs in {store or stores.default_store()}")
+    for path, specs in stores.unfinished(store or stores.default_store()):
+        print(f"no run yet: {' | '.join(specs)}\n  killed, or still measuring; to go on, repeat its command with "
+              f"--resume {shlex.quote(path)}")
 
 
 def show(name: Annotated[str, typer.Argument(help="run id, its beginning, its folder, or a file")], store: Store = None,
@@ -94,12 +101,13 @@ def show(name: Annotated[str, typer.Argument(help="run id, its beginning, its fo
 
 def print_run(found: Run) -> None:
     console = Console()
-    console.print(f"run {found.id}  {found.created}  {found.device.get('name', '')} {found.device.get('arch', '')}"
+    device = f"{found.device.get('name', '')} {found.device.get('arch', '')}"
+    console.print(escape(f"run {found.id}  {found.created}  {device}")
                   + ("" if found.complete else "  [bold]incomplete[/bold]"))
     if found.command:
-        console.print(f"  {shlex.join(found.command)}", highlight=False)
+        console.print(f"  {shlex.join(found.command)}", highlight=False, markup=False)
     for warning in found.warnings:
-        console.print(f"  warning: {warning}", highlight=False)
+        console.print(f"  warning: {warning}", highlight=False, markup=False)
     table = Table("arm", "operator", "case", "us", "spread", "visits", "memory MiB", "result", "note", box=None)
     for m in found.measurements:
         medians = sorted(b.median for b in m.blocks)
@@ -107,7 +115,8 @@ def print_run(found: Run) -> None:
         spread = f"{(medians[-1] / medians[0] - 1):.1%}" if len(medians) > 1 else ""
         memory = max(m.memory.values()) / 2**20 if m.memory else None
         result = "" if m.numerics is None else "right" if m.numerics.get("ok") else f"WRONG: {m.numerics.get('why')}"
-        table.add_row(m.arm, m.operator, m.case, "" if us is None else f"{us:.2f}", spread, str(len(medians)),
-                      "" if memory is None else f"{memory:.1f}", result if m.status == "ok" else m.status,
-                      (m.message or m.note or "")[:100])
+        shown = (m.arm, m.operator, m.case, "" if us is None else f"{us:.2f}", spread, str(len(medians)),
+                 "" if memory is None else f"{memory:.1f}", result if m.status == "ok" else m.status,
+                 (m.message or m.note or "")[:100])
+        table.add_row(*map(escape, shown))
     console.print(table)

@@ -50,4 +50,21 @@ def load_file(file: str) -> List[Operator]:
     if not operators:
         raise BrakecheckError("no operators are defined here", str(path),
                               "assign an Operator to `op`, or a list of them to `ops`")
+    for operator in operators:
+        _check(operator, f"{path}: {operator.name}")
+        if sum(operator.name == other.name for other in operators) > 1:
+            raise BrakecheckError(f"two operators are called {operator.name!r}", str(path), "rename one of them")
     return operators
+
+
+def _check(operator: Operator, where: str) -> None:
+    """Raises BrakecheckError for an operator that cannot be measured, before anything is."""
+    parts = {"a case": operator.cases, "@op.inputs": operator.make_inputs,
+             "@op.implementation": operator.implementations or operator.kernels}
+    lacks = [part for part, there in parts.items() if not there]
+    if lacks:
+        raise BrakecheckError(f"this operator lacks {' and '.join(lacks)}", where, "see docs/adding-a-kernel.md")
+    names = [case.name for case in operator.cases]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise BrakecheckError(f"two cases are called {twice!r}", where, "give them other parameters or names")

@@ -25,6 +25,9 @@ def render(comparison: Comparison) -> str:
         f"**{text(words.headline(comparison), 1000)}**",
         f"{text(words.title(comparison), 300)} · {text(words.coverage(comparison))}",
     ]
+    if words.rules(comparison):
+        head.append(f"Policy {text(words.rules(comparison))}")
+    head += [f"Warning: {text(one)}" for one in words.warnings(comparison)[:5]]
     steps = r.verdicts(comparison)
     if steps:
         head.append("Moving to " + ", ".join(f"{text(label)}: **{verdict}**" for label, verdict in steps))
@@ -92,7 +95,7 @@ def _names(rows: Sequence[r.Row], room: int) -> str:
     left = room - 300
     for row in rows:
         changed = text(row.changes(2), 120)
-        line = f"- {row.state}: {code(row.name, 160)} ({text(row.arch_text, 80)}) {changed}"
+        line = f"- {row.state}: {code(row.full_name, 160)} ({text(row.arch_text, 80)}) {changed}"
         if len(line.encode()) + 1 > left:
             lines.append(f"- and {len(rows) - len(lines)} more, in the HTML report")
             break
@@ -125,7 +128,7 @@ def _messages(rows: Sequence[r.Row]) -> str:
         fence = "```"
         while fence in said:
             fence += "`"
-        blocks.append(f"{code(row.name)} ({text(row.arch_text)})\n\n{fence}text\n{said}\n{fence}")
+        blocks.append(f"{code(row.full_name)} ({text(row.arch_text)})\n\n{fence}text\n{said}\n{fence}")
     return _folded("Messages of what broke", "\n\n".join(blocks)) if blocks else ""
 
 

@@ -81,7 +81,7 @@ def forest_axis(scale: Scale) -> str:
     """Labels of the axis as text over the plot column, with positions in percent."""
     labels = []
     for tick in scale.ticks():
-        text = "1" if tick == 1 else words.percent(tick, 0) if 0.5 < tick < 2 else f"{tick:g}x"
+        text = "1" if tick == 1 else words.percent(tick, 0) if 0.5 < tick < 2 else f"{tick:.3g}x"
         labels.append(f'<span style="left:{scale.at(tick)}%">{escape(text)}</span>')
     return f'<span class="axis" aria-hidden="true">{"".join(labels)}</span>'
 

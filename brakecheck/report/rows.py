@@ -53,6 +53,11 @@ class Row:
         return words.one_line(self.label or self.delta.case)
 
     @property
+    def full_name(self) -> str:
+        """With the operator, where cases of several may have one name."""
+        return self.name if self.delta.evidence == "static" else f"{words.one_line(self.delta.operator)} {self.name}"
+
+    @property
     def arch_text(self) -> str:
         return ", ".join(map(words.one_line, self.archs))
 

@@ -44,6 +44,9 @@ def render(comparison: Comparison, console: Optional[Console] = None, limit: int
     shown += _messages([*static, *measured], paint)
     shown += _advice(comparison, paint)
     shown.append(paint("\nCoverage  ", "bold").append_text(paint(words.coverage(comparison))))
+    if words.rules(comparison):
+        shown.append(paint("Policy    ", "bold").append_text(paint(words.rules(comparison))))
+    shown += [paint("Warning   ", "bold").append_text(paint(text)) for text in words.warnings(comparison)]
     console.print(Group(*shown))
 
 
@@ -159,7 +162,7 @@ def _rest(rows: Sequence[r.Row], limit: int, paint: _Paint, report: str) -> List
     if not hidden:
         return []
     out: List[RenderableType] = []
-    broken = [f"{row.name} ({row.arch_text})" for row in hidden if row.state == "broken"]
+    broken = [f"{row.full_name} ({row.arch_text})" for row in hidden if row.state == "broken"]
     if broken:
         out.append(paint("Also broken: ", "bold red").append_text(paint("; ".join(broken))))
     out.append(paint(f"{len(hidden)} more: all of them are in the HTML report ({report})", "dim"))
@@ -178,7 +181,7 @@ def _messages(rows: Sequence[r.Row], paint: _Paint, most: int = 3, lines: int = 
         every = text.strip().splitlines()
         shown = [words.one_line(line, 200) for line in every[:lines]]
         cut = [f"… {words.plural(len(every) - lines, 'more line')}"] if len(every) > lines else []
-        out.append(_heading(f"Message for {row.name} ({row.arch_text})", paint))
+        out.append(_heading(f"Message for {row.full_name} ({row.arch_text})", paint))
         out.append(Padding(paint("\n".join([*shown, *cut]), "dim"), (0, 0, 0, 2)))
     return out
 

@@ -6,11 +6,13 @@ None for what is unknown and returns UNKNOWN for it.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
-from ..model import Comparison, Delta, Mitigation, Reason, State, Verdict
+from ..model import Comparison, Delta, Mitigation, Reason, State, Verdict, encode
+from ..verdict.policy import Policy
 
 UNKNOWN = "–"
 MEANING = {
@@ -190,7 +192,7 @@ def _distinct(comparison: Comparison, names: List[str]) -> Dict[str, str]:
     if len({arm.implementation for arm in arms}) > 1:
         names = [f"{name} {arm.implementation}" for name, arm in zip(names, arms)]
     if len(set(names)) < len(names):
-        names = [f"{name} ({arm.name})" for name, arm in zip(names, arms)]
+        names = [arm.name if arm.name.startswith(name) else f"{name} ({arm.name})" for name, arm in zip(names, arms)]
     return {arm.name: plain(name) for arm, name in zip(arms, names)}
 
 
@@ -211,8 +213,11 @@ def since(step: Tuple[str, str], same: Sequence[str], labels: Dict[str, str]) ->
 
 
 def changes(delta: Delta, limit: int = 0) -> str:
-    """What changed: registers 40 -> 168; local-memory operations 0 -> 64. Falls back to the delta's own sentence."""
+    """What changed: registers 40 -> 168; local-memory operations 0 -> 64. Falls back to the delta's own sentence, which
+    comes first where something was measured and has no ratio: it then says what happened."""
     parts = [sentence(c.text or f"{c.what} {number(c.base)} -> {number(c.candidate)}") for c in delta.changes]
+    if parts and delta.evidence != "static" and delta.ratio is None:
+        parts = [sentence(delta.text or delta.reason), *parts]
     if not parts:
         return sentence(delta.text or delta.reason)
     if limit and len(parts) > limit:
@@ -237,7 +242,26 @@ def coverage(comparison: Comparison) -> str:
     compared = counts.pop("compared", None)
     parts = [f"{counts[k]:,} {k}" for k in ordered(counts) if counts[k]]
     head = "" if compared is None else f"{compared:,} compared"
+    if comparison.deltas and noun(comparison) == "case":  # all of them, and not only those that times decided
+        head = plural(sum(n for k, n in counts.items() if k != "ignored"), "case")
     return ": ".join(p for p in (head, ", ".join(parts)) if p) or "nothing was compared"
+
+
+def rules(comparison: Comparison) -> str:
+    """brakecheck.toml: margin = 0.05; empty where no policy file applied. A GO by other rules than the defaults, which
+    may have lain in the folder by chance, must say so."""
+    told = comparison.environment.get("policy") or {}
+    if not told.get("source"):
+        return ""
+    usual = encode(Policy())
+    changed = [f"{name} = {json.dumps(value)}" for table in usual for name, value in told.get(table, {}).items()
+               if value != usual[table].get(name)]
+    return f"{told['source']}: {', '.join(changed) or 'the defaults'}"
+
+
+def warnings(comparison: Comparison) -> List[str]:
+    """What the runs behind it warned of, such as libraries of two releases in one stack."""
+    return [sentence(text, 300) for text in comparison.environment.get("warnings") or ()]
 
 
 def ordered(names: Iterable[str]) -> List[str]:

@@ -52,7 +52,10 @@ def open_environment(spec: str) -> Environment:
     elif base.startswith("pip:"):
         found = _built(spec, base[4:])
     elif base.startswith("launch:"):
-        command = tuple(shlex.split(base[7:]))
+        try:
+            command = tuple(shlex.split(base[7:]))
+        except ValueError as problem:
+            raise UsageError(f"the command cannot be read: {problem}", spec, "close its quotes") from problem
         if not command:
             raise UsageError("launch: needs a command that ends in a Python", spec,
                              "write launch:docker run -i IMAGE python")
@@ -80,6 +83,12 @@ def read_stack(file: str, name: str) -> Environment:
     entry = entries[name]
     if not isinstance(entry, dict) or not isinstance(entry.get("spec"), str):
         raise UsageError(f"stack {name!r} has no spec", f"{file} [stacks.{name}]", 'add spec = "env:..."')
+    where = f"{file} [stacks.{name}]"
+    unknown = [k for k in entry if k not in ("spec", "variables")]
+    if unknown:  # a misspelt table of variables would leave a stack that is not the one meant
+        raise UsageError(f"a stack has no field {unknown[0]!r}", where, "its fields: spec, variables")
+    if not isinstance(entry.get("variables", {}), dict):
+        raise UsageError("variables is a table", where, f'write [stacks.{name}.variables] and NAME = "value" below it')
     found = open_environment(entry["spec"])
     variables = {str(k): str(v) for k, v in entry.get("variables", {}).items()}
     return replace(found, name=name, variables={**found.variables, **variables})
@@ -91,10 +100,10 @@ def _entries(file: str) -> dict[str, Any]:
     else:
         import tomli as tomllib
     try:
-        data = tomllib.loads(Path(file).read_text())
+        data = tomllib.loads(Path(file).read_text(encoding="utf-8"))
     except OSError as problem:
         raise UsageError(f"cannot read {file}: {problem.strerror}", "stack file", "check the path") from problem
-    except tomllib.TOMLDecodeError as problem:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
         raise UsageError(f"{file} is not valid TOML: {problem}", file, "correct it there") from problem
     stacks = data.get("stacks")
     if not isinstance(stacks, dict) or not stacks:
@@ -110,6 +119,8 @@ def _existing(spec: str, path: str) -> Environment:
         raise UsageError(f"there is no Python at {python}", spec, "give the path of its python, or of its environment")
     shown = python.absolute()  # not resolved: a virtual environment is known by the link it is started through
     name = shown.parent.parent.name if shown.parent.name == "bin" else shown.name
+    if name in ("venv", ".venv", "env", ".env"):  # as every project calls it
+        name = "/".join(shown.parent.parent.parts[-2:])
     return Environment(spec, name, (str(shown),))
 
 

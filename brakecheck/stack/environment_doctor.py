@@ -183,6 +183,9 @@ def _about_torch(facts: Facts, driver: Optional[Driver]) -> List[Finding]:
         return [Finding("error", "import-fails", f"importing torch fails: {torch['error']}",
                         "the findings about symbols and mixed sets may say why")]
     out = []
+    if facts.python and not torch:
+        out.append(Finding("warning", "no-torch", "this Python has no torch: compare and run cannot measure it",
+                           "install torch there, or name another environment"))
     if "device_error" in torch:
         out.append(Finding("error", "device-error", f"torch cannot describe the device: {torch['device_error']}"))
     if torch.get("cuda") and driver and torch.get("available") is False:

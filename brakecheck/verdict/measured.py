@@ -106,19 +106,30 @@ def _why(m: Measurement | None) -> str:
 
 
 def _right(base: Measurement | None, candidate: Measurement | None) -> tuple[State, str, str] | None:
-    if base is None or candidate is None or base.numerics is None or candidate.numerics is None:
+    if base is None or candidate is None or (base.numerics is None and candidate.numerics is None):
         return None
+    if candidate.numerics is None:
+        return State.UNDECIDED, "not-checked", "the candidate's result was not checked, the base's was"
+    if base.numerics is None:
+        if candidate.numerics.get("ok", True):
+            return None
+        return State.BROKEN, "wrong-result", (f"the candidate's result is wrong{_because(candidate)}; the base's was "
+                                              "not checked")
     good, now = base.numerics.get("ok", True), candidate.numerics.get("ok", True)
     if good and not now:
-        return State.BROKEN, "wrong-result", f"the candidate's result is wrong: {candidate.numerics.get('why')}"
+        return State.BROKEN, "wrong-result", f"the candidate's result is wrong{_because(candidate)}"
     if now and not good:
-        why = base.numerics.get("why")
-        return State.FIXED, "right-result", f"the base's result is wrong, the candidate's right: {why}"
+        return State.FIXED, "right-result", f"the base's result is wrong, the candidate's right{_because(base)}"
     if good and now:
         return _layouts(base.numerics.get("layouts") or {}, candidate.numerics.get("layouts") or {})
     if not good:
-        return State.UNDECIDED, "wrong-on-both", f"the result is wrong on both: {candidate.numerics.get('why')}"
+        return State.UNDECIDED, "wrong-on-both", f"the result is wrong on both{_because(candidate)}"
     return None
+
+
+def _because(m: Measurement) -> str:
+    why = (m.numerics or {}).get("why")
+    return f": {why}" if why else ""
 
 
 def _layouts(base: Mapping[str, Any], candidate: Mapping[str, Any]) -> tuple[State, str, str] | None:
@@ -275,6 +286,10 @@ def _changes(base: Measurement | None, candidate: Measurement | None, rules: Mea
     out = [_memory_change(kind, base.memory[kind], candidate.memory[kind])
            for kind in base.memory if kind in candidate.memory
            and abs(candidate.memory[kind] - base.memory[kind]) >= rules.memory_floor]
+    if candidate.trials and candidate.trials["failed"] and not base.trials:
+        failed, tries = candidate.trials["failed"], candidate.trials["tries"]
+        told = candidate.note or f"failed in {failed} of {tries} tries"
+        out.append(Change("failures", 0, failed / tries, f"{told}; no failure of the base is known"))
     kept = retention_change(base, candidate)
     if kept:
         out.append(kept)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,10 @@ from .run_facts import facts
 RANK = {Verdict.GO: 0, Verdict.HOLD: 1, Verdict.WITHHELD: 2, Verdict.BRAKE: 3}
 Finding = tuple[Verdict, Reason]
 NOT_TOLD = "not told"  # what a table leaves out (bench/table.py)
+WHY_UNKNOWN = {"not-measured": "not measured", "fails-on-both": "fail on both", "wrong-on-both": "wrong on both",
+               "not-checked": "not checked on the candidate"}
+LOST = 10.0    # times the base's error that no other order of the same arithmetic explains,
+SINGLE = 1e-6  # where it is more than the rounding of float32
 SHOWN = 12  # differences between two whole environments that are named in a reason
 
 
@@ -25,7 +30,8 @@ def compare_runs(base: Run, candidate: Run, policy: Policy | None = None) -> Com
     """Two runs, or the first and the last arm of one. Runs taken at different times have no pairs, whatever the numbers
     of their blocks say."""
     if base.id != candidate.id:
-        base_found, candidate_found = _unpair(base.measurements), _unpair(candidate.measurements)
+        base_found = _unpair(base.of_arm(base.arms[0].name))
+        candidate_found = _unpair(candidate.of_arm(candidate.arms[-1].name))
         arms = (replace(base.arms[0], name="base"), replace(candidate.arms[-1], name="candidate"))
     else:
         base_found, candidate_found = list(base.of_arm(base.arms[0].name)), list(base.of_arm(base.arms[-1].name))
@@ -52,12 +58,14 @@ def judged(every: Sequence[Delta], arms: tuple[Arm, Arm], policy: Policy, enviro
     rules = policy.measured
     deltas = [d for d in every if policy.scope.covers(d)]
     mitigations = measured_mitigations(deltas, arms, rules)
-    findings = (_correctness(deltas) + _coverage(deltas, mitigations) + _memory(deltas, mitigations, rules)
+    findings = (_correctness(deltas) + _coverage(deltas, every, mitigations) + _memory(deltas, mitigations, rules)
                 + _speed(deltas, rules) + _gain(deltas, rules))
     findings += _thin(deltas, findings, rules)
     by_arch = {arch: _worst([f for f in findings if f[1].scope.get("arch") in (None, arch)])
                for arch in dict.fromkeys(d.arch for d in deltas)}
     verdict = _worst(findings)
+    if verdict is Verdict.GO:
+        findings += _unknown(deltas)
     findings.sort(key=lambda f: -RANK[f[0]])
     differing = differences(*arms)
     asides = [Reason("unintended-difference", f"the stacks also differ in {d.text}", {"component": d.component})
@@ -114,10 +122,17 @@ def _correctness(deltas: Sequence[Delta]) -> list[Finding]:
         for change in d.changes:
             if change.what in ("determinism", "first-call"):
                 out.append((Verdict.HOLD, Reason("not-deterministic", f"{_name(d)}: {change.text}", _scope(d))))
+            # Where the operator states no tolerance, nobody said how large an error may become.
+            untold = "outputs" in d.candidate.get("numerics", {}) and "tolerance" not in d.candidate["numerics"]
+            if change.what.startswith("error.") and untold and change.candidate > max(LOST * change.base, SINGLE):
+                text = f"{_name(d)}: {change.text}, and the operator states no tolerance"
+                out.append((Verdict.HOLD, Reason("less-precise", text, _scope(d))))
+            if change.what == "failures":
+                out.append((Verdict.HOLD, Reason("failed-at-times", f"{_name(d)}: {change.text}", _scope(d))))
     return out
 
 
-def _coverage(deltas: Sequence[Delta], mitigations: Sequence[Mitigation]) -> list[Finding]:
+def _coverage(deltas: Sequence[Delta], every: Sequence[Delta], mitigations: Sequence[Mitigation]) -> list[Finding]:
     out: list[Finding] = []
     switched = any(m.guard for m in mitigations)
     for d in deltas:
@@ -133,7 +148,9 @@ def _coverage(deltas: Sequence[Delta], mitigations: Sequence[Mitigation]) -> lis
             out.append((Verdict.HOLD, Reason("missing", f"{_name(d)}: {d.text}", _scope(d))))
         elif d.reason in ("unlike-keys", "no-key", "timer-does-not-wait", "drift"):
             out.append((Verdict.WITHHELD, Reason(d.reason, f"{_name(d)}: {d.text}", _scope(d))))
-    if not deltas:
+    if not deltas and every:
+        out.append((Verdict.WITHHELD, Reason("nothing-measured", "the policy ignores every case")))
+    elif all(d.state is State.NEW for d in deltas):
         out.append((Verdict.WITHHELD, Reason("nothing-measured", "no case was measured on both arms")))
     return out
 
@@ -142,11 +159,37 @@ def _thin(deltas: Sequence[Delta], findings: Sequence[Finding], rules: MeasuredR
     """Too many undecided cases withhold a GO. They do not withhold a HOLD: a loss that was seen is a reason to wait,
     however little is known of the rest."""
     undecided = [d for d in deltas if d.state is State.UNDECIDED]
-    if len(undecided) <= rules.most_undecided * len(deltas):
+    # Whatever the policy allows, a GO that nothing was decided for would be no GO.
+    if not undecided or (len(undecided) < len(deltas) and len(undecided) <= rules.most_undecided * len(deltas)):
         return []
     verdict = Verdict.HOLD if _worst(findings) is Verdict.HOLD else Verdict.WITHHELD
-    return [(verdict, Reason("undecided", f"{len(undecided)} of {len(deltas)} cases are undecided: measure longer "
-                             "(--budget), or on a quieter device"))]
+    text = f"{len(undecided)} of {len(deltas)} cases are undecided"
+    others = _reasons(undecided)
+    longer = sum(others.values()) < len(undecided) or "not-measured" in others
+    text += f" ({', '.join(f'{n} {WHY_UNKNOWN[kind]}' for kind, n in others.most_common())})" if others else ""
+    text += ": measure longer (--budget), or on a quieter device" if longer else ""
+    return [(verdict, Reason("undecided", text))]
+
+
+def _unknown(deltas: Sequence[Delta]) -> list[Finding]:
+    """What a GO knows nothing of: it names how many cases, and why."""
+    undecided = [d for d in deltas if d.state is State.UNDECIDED]
+    others = _reasons(undecided)
+    told = [f"{n} {WHY_UNKNOWN[kind]}" for kind, n in others.most_common()]
+    if len(undecided) > sum(others.values()):
+        told.append(f"{len(undecided) - sum(others.values())} undecided")
+    out = [f"nothing is known of {len(undecided)} of {len(deltas)} cases: {', '.join(told)}"] if undecided else []
+    lost = [d for d in deltas if d.candidate.get("status") == "ok"
+            and set(d.base.get("memory", {})) - set(d.candidate.get("memory", {}))]
+    if lost:
+        kinds = sorted({kind for d in lost for kind in set(d.base["memory"]) - set(d.candidate.get("memory", {}))})
+        out.append(f"memory ({', '.join(kinds)}) of {len(lost)} of {len(deltas)} cases is known on the base only")
+    return [(Verdict.GO, Reason("unknown", text)) for text in out]
+
+
+def _reasons(undecided: Sequence[Delta]) -> Counter[str]:
+    """Undecided cases that more time would not decide, by reason."""
+    return Counter(d.reason for d in undecided if d.reason in WHY_UNKNOWN)
 
 
 def _memory(deltas: Sequence[Delta], mitigations: Sequence[Mitigation], rules: MeasuredRules) -> list[Finding]:
@@ -157,17 +200,20 @@ def _memory(deltas: Sequence[Delta], mitigations: Sequence[Mitigation], rules: M
         for change in d.changes:
             if change.what == "leak":
                 out.append((Verdict.BRAKE, Reason("memory-leak", f"{_name(d)}: {change.text}", _scope(d))))
-            if not change.what.startswith("memory.") or not change.base:
+            if not change.what.startswith("memory."):
                 continue
-            grew = change.candidate / change.base - 1
+            grew = change.candidate / change.base - 1 if change.base else math.inf if change.candidate > 0 else 0.0
             verdict = Verdict.GO
-            if grew > rules.memory_brake:
+            if math.isinf(grew):  # no limit in percent speaks of this
+                verdict = Verdict.HOLD
+            elif grew > rules.memory_brake:
                 verdict = Verdict.HOLD if switched else Verdict.BRAKE
             elif grew > rules.memory_hold:
                 verdict = Verdict.HOLD
             if verdict is not Verdict.GO:
                 speed = "" if d.ratio is None else f", throughput {1 / d.ratio - 1:+.1%}"
-                text = f"{_name(d)}: memory {grew:+.0%}{speed} ({change.text})"
+                shown = f"memory {grew:+.0%}" if math.isfinite(grew) else "memory where there was none"
+                text = f"{_name(d)}: {shown}{speed} ({change.text})"
                 out.append((verdict, Reason("memory-growth", text, _scope(d))))
     return out
 
@@ -231,8 +277,14 @@ def _growth(slow: list[Delta]) -> str:
 
 def _gain(deltas: Sequence[Delta], rules: MeasuredRules) -> list[Finding]:
     gain = throughput(deltas, rules.weights)
-    if rules.min_gain <= 0 or gain is None or gain >= rules.min_gain or any(d.state is State.FIXED for d in deltas):
+    if gain is None and rules.weights and rules.min_gain <= 0:
+        return [(Verdict.GO, Reason("no-weight", "no decided case has a weight: nothing is known of the throughput"))]
+    if rules.min_gain <= 0 or any(d.state is State.FIXED for d in deltas) or (gain or 0.0) >= rules.min_gain:
         return []
+    if gain is None:
+        what = "no decided case has a weight" if rules.weights else "no case is decided"
+        return [(Verdict.HOLD, Reason("no-gain", f"{what}: a gain of {rules.min_gain:+.1%}, which a move has to bring, "
+                                      "is not known"))]
     return [(Verdict.HOLD, Reason("no-gain", f"throughput {gain:+.1%}: a move has to bring {rules.min_gain:+.1%}"))]
 
 
@@ -244,7 +296,9 @@ def _headline(verdict: Verdict, findings: Sequence[Finding], gain: float | None,
         more = f" (and {len(leading) - 1} more)" if len(leading) > 1 else ""
         text = f"{verdict.value}: {leading[0].text}{more}"
     else:
-        text = f"{verdict.value}: " + ("" if gain is None else f"throughput {gain:+.1%}, ") + "no case is slower"
+        gained = "" if gain is None else f"throughput {round(gain, 3) + 0.0:+.1%}, "  # + 0.0: no -0.0%
+        text = f"{verdict.value}: {gained}no case is slower"
+        text += "".join(f"; {r.text}" for _, r in findings if r.code == "unknown")
     if len(set(by_arch.values())) > 1:
         text += " | " + ", ".join(f"{v.value} on {arch}" for arch, v in by_arch.items())
     return text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections.abc
 import dataclasses
 import difflib
+import math
 import re
 import sys
 import typing
@@ -42,6 +43,10 @@ class Scope:
             return False
         names = [delta.case, delta.kernel or "", f"operator:{delta.operator}"]
         return not any(fnmatchcase(name, glob) for glob in self.ignore for name in names)
+
+
+FRACTIONS = ("margin", "fdr", "slower_brake", "unconfirmed", "memory_hold", "memory_brake", "most_undecided",
+             "max_occupancy_drop")
 
 
 @dataclass(frozen=True)
@@ -119,7 +124,8 @@ def load_policy(path: Optional[Path] = None, directory: Optional[Path] = None) -
         text = path.read_text(encoding="utf-8")
         data = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the policy cannot be read: {error}", str(path), "give a readable TOML file") from error
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"the policy cannot be read: {why}", str(path), "give a readable TOML file") from error
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"the policy is not TOML: {error}", str(path), "correct that line") from error
     policy = _table(Policy, data, (), _Place(str(path), text))
@@ -188,6 +194,9 @@ def _value(hint: Any, value: Any, name: str, where: str) -> Any:
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         raise UsageError(f"{name} is a {'whole ' if whole else ''}number, found {value!r}", where,
                          f"write {name} = {'10' if whole else '1.25'}")
-    if value < 0:
-        raise UsageError(f"{name} may not be negative, found {value!r}", where, "write 0 or more")
+    if not 0 <= value < math.inf:
+        raise UsageError(f"{name} must be 0 or more and finite, found {value!r}", where, "write 0 or more")
+    if name in FRACTIONS and value > 1:  # a percentage by mistake, which would switch the rule off
+        raise UsageError(f"{name} is a fraction from 0 to 1, found {value!r}", where,
+                         f"for {value:g} % write {name} = {value / 100:g}")
     return value if whole else float(value)

@@ -13,6 +13,7 @@ from ..ops import Case
 
 SCHEMA = "brakecheck/workload/1"
 SHOWN = 4
+ROUNDING = 0.01  # that shares written with a few digits may add up to beyond 1
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,14 @@ def load(path: Path) -> Dict[str, Any]:
         if case is not None and not (isinstance(case, dict) and isinstance(case.get("operator"), str)
                                      and isinstance(case.get("params"), dict)):
             raise UsageError("a case names an operator and its params", f"{field}.case", "make the file again")
+    total = sum(entry["share"] for entry in entries)
+    if total > 1 + ROUNDING:
+        raise UsageError(f"the shares add up to {total:.0%} of the time", f"{path}, field entries",
+                         "make the file again")
+    busy = data.get("busy_share")
+    if busy is not None and not (isinstance(busy, (int, float)) and 0 <= busy <= 1 + ROUNDING):
+        raise UsageError(f"busy_share is a number from 0 to 1, not {busy!r}", f"{path}, field busy_share",
+                         "make the file again")
     return data
 
 

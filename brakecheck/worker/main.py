@@ -127,10 +127,11 @@ def answer(worker: Worker, request: Dict[str, Any]) -> Dict[str, Any]:
     except BaseException as problem:
         if isinstance(problem, KeyboardInterrupt):
             raise
+        told = f"{type(problem).__name__}: {problem}".strip()
         lost = worker.in_use and worker.device is not None and not worker.device.works()
         return {"id": request.get("id"), "ok": False, "state": "crash" if lost else _state(problem),
-                "message": f"{type(problem).__name__}: {problem}".strip()[:2000],
-                "detail": traceback.format_exc()[-4000:]}
+                "message": getattr(problem, "what", told)[:2000], "detail": traceback.format_exc()[-4000:],
+                **{k: getattr(problem, k) for k in ("where", "todo") if getattr(problem, k, None)}}
 
 
 def serve() -> None:

@@ -52,12 +52,14 @@ def check(operator: Any, case: Any, inputs: Dict[str, Any], outputs: Dict[str, A
     """{"ok", "why"?, "tolerance"?, "outputs": {name: {...}}} of one call. reference: if it was computed before.
 
     Of each output: relative (error), largest (error), energy (share of the reference's), nan, and where they apply
-    lost (rows without energy), growth (error against that of honest arithmetic), partials (16-bit partial sums that
-    would explain the growth), special (infinities that are not), or of integers mismatches and elements.
+    infinite (where the reference is finite), lost (rows without energy), growth (error against that of honest
+    arithmetic), partials (16-bit partial sums that would explain the growth), special (infinities that are not), or of
+    integers mismatches and elements.
 
-    ok is False when all outputs are missing, or one has another shape, is NaN where the reference is finite, is an
-    integer that differs, exceeds the tolerance, or has another energy, in all or in single rows; `why` names the first
-    of these. An operator's own comparison (top-k with ties) replaces the norm. Without a reference only NaN counts."""
+    ok is False when all outputs are missing, or one has another shape, is NaN or infinite where the reference is
+    finite, is an integer that differs, exceeds the tolerance, or has another energy, in all or in single rows; `why`
+    names the first of these. An operator's own comparison (top-k with ties) replaces the norm. Without a
+    reference only NaN and infinities count."""
     tolerance = operator.choose_tolerance(case) if operator.choose_tolerance else None
     found: Dict[str, Any] = {"ok": True, "outputs": {}}
     if tolerance is not None:
@@ -88,8 +90,9 @@ def check(operator: Any, case: Any, inputs: Dict[str, Any], outputs: Dict[str, A
         found["outputs"][name] = entry
         if not judged_by_operator:
             reasons += _faults(name, entry, tolerance.relative if tolerance else None)
-        elif entry.get("nan"):
-            reasons.append(f"{name}: {entry['nan']} NaN where the reference is finite")
+        elif entry.get("nan") or entry.get("infinite"):
+            reasons.append(f"{name}: {entry.get('nan', 0)} NaN, {entry.get('infinite', 0)} infinities where the "
+                           "reference is finite")
     if judged_by_operator:
         verdict = dict(operator.compare(case, inputs, reference, outputs))
         found["comparison"] = {k: v for k, v in verdict.items() if isinstance(v, (bool, int, float, str))}
@@ -111,9 +114,12 @@ def _compare(expected: Any, out: Any) -> Dict[str, Any]:
     finite = torch.isfinite(ref)
     nan = int((torch.isnan(got) & ~torch.isnan(ref)).sum())
     wrong_special = int(((got != ref) & ~finite & ~torch.isnan(ref)).sum())
+    infinite = int((torch.isinf(got) & finite).sum())  # which the norm below leaves out
     ref, got = torch.where(finite, ref, 0.0), torch.where(finite & torch.isfinite(got), got, 0.0)
     size, error = float(torch.linalg.vector_norm(ref)), float(torch.linalg.vector_norm(got - ref))
     entry: Dict[str, Any] = {"nan": nan, "largest": float((got - ref).abs().max()) if ref.numel() else 0.0}
+    if infinite:
+        entry["infinite"] = infinite
     if wrong_special:
         entry["special"] = wrong_special
     if size > 0:
@@ -159,6 +165,8 @@ def _faults(name: str, entry: Dict[str, Any], tolerance: Any) -> List[str]:
     faults = []
     if entry.get("nan"):
         faults.append(f"{name}: {entry['nan']} NaN where the reference is finite (unwritten output is filled with NaN)")
+    if entry.get("infinite"):
+        faults.append(f"{name}: {entry['infinite']} infinities where the reference is finite")
     if entry.get("special"):
         faults.append(f"{name}: {entry['special']} infinities of the reference are not infinite in the result")
     energy = entry.get("energy")
