@@ -67,7 +67,8 @@ def route(logits: Any, k: int, scoring: str, bias: Any, renormalise: bool, scale
         index = by.sort(dim=1, descending=True, stable=True).indices[:, :k]
     weight = score.gather(1, index)
     if renormalise:
-        weight = weight / weight.sum(1, keepdim=True)
+        total = weight.sum(1, keepdim=True)
+        weight = weight / total.masked_fill(total == 0, 1.0)  # chosen by their bias alone: all 0
     weight = (weight * scale).masked_fill(empty, 0.0).masked_fill(bad, float("nan"))
     flat = index.reshape(-1)
     counts = flat.new_zeros(logits.shape[1]).scatter_add_(0, flat, torch.ones_like(flat))
