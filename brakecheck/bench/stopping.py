@@ -3,8 +3,8 @@
 Two looks, each when the interval has become narrow enough. At the first the half width is at most the goal (half the
 margin): a case whose interval then lies on one side of the margin is done. One whose interval still holds the margin
 (a change of 1.5 % against a margin of 1 %, say) goes on to a finer goal, and is done there whatever it shows. Pairs are
-never added until something becomes significant. Beyond the margin the interval has to lie at 99.5 %: the false discovery
-rate over all cases asks for more than 95 % of each, and what only just cleared the margin would be left undecided.
+never added until something becomes significant. Beyond the margin the interval has to lie at 99.5 %: the false
+discovery rate over all cases asks for more than 95 % of each, and what just cleared the margin would stay undecided.
 
 The interval is the one that verdict/statistics.py judges by (Student's t, one pair in ten trimmed at each end).
 """
