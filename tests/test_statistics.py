@@ -48,6 +48,14 @@ def test_three_percent_is_found_within_a_few_pairs():
     assert covered >= 0.90 and pairs < 10
 
 
+def test_three_percent_is_found_where_a_power_cap_makes_visits_differ_by_two():
+    found, covered, pairs = shares(16, 200, effect=0.03, spread=0.014, most=40)
+    assert found[State.SLOWER] >= 0.97 and found[State.FASTER] == 0
+    assert covered >= 0.88 and pairs < 32
+    found, _, _ = shares(17, 200, effect=0.0, spread=0.014, most=40)
+    assert found[State.SLOWER] + found[State.FASTER] <= 0.01
+
+
 def test_three_percent_is_found_among_disturbed_visits():
     found, _, _ = shares(3, 200, effect=0.03, spread=0.0035, outliers=0.05)
     assert found[State.SLOWER] >= 0.95
