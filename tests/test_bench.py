@@ -273,6 +273,11 @@ def test_interrupt_keeps_what_was_measured_and_resume_goes_on(tmp_path):
     done = second.run()
     visits = [(v["arm"], v["pair"], v["operator"]) for v in second.journal.of("visit")]
     assert done.complete and len(visits) == len(set(visits)) and done.id != run.id and done.created == run.created
+    assert len(Journal(path).of("visit")) == len(visits)
+    before = {(e["arm"], e["pair"], e["operator"]) for e in first.journal.of("visit")}
+    kept = [e for e in second.journal.of("visit") if e in first.journal.events]
+    assert 0 < len(kept) < len(before)  # both visits of a pair are from before the interruption, or both from after it
+    assert all((1 - e["arm"], e["pair"], e["operator"]) in before for e in kept)
     with pytest.raises(UsageError, match="other options"):
         controller(arms, Journal(path), seed=5).run()
     lines = path.read_text().splitlines()

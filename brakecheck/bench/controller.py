@@ -227,7 +227,8 @@ class Controller:
         self.active = {arm: list(batch) for arm in range(len(self.arms))}
         pairs = max((e["pairs"] for e in self.journal.of("round") if e["batch"] == number), default=0)
         if pairs:
-            self._retire_cases()
+            self._retire_cases(pairs)
+        self._drop_parted(batch, pairs)
         ahead = self.options.device != "cpu"  # a worker that starts on the CPU disturbs one that measures there
         while any(self.active.values()) and pairs < self.options.max_pairs:
             if pairs >= MIN_PAIRS and time.monotonic() >= until:
@@ -245,8 +246,20 @@ class Controller:
                 self._visit(arm, pair, worker)
             pairs += self.step
             self.journal.add({"event": "round", "batch": number, "pairs": pairs})
-            self._retire_cases()
+            self._retire_cases(pairs)
         return not any(self.active.values())
+
+    def _drop_parted(self, batch: list[Case], pairs: int) -> None:
+        """Forgets visits of pairs that an interruption parted: the other arm's visit would come at another time, and
+        perhaps on another GPU."""
+        begun: dict[tuple[Case, int], set[int]] = {}
+        for e in self.journal.of("visit"):
+            case = (e["operator"], e["case"])
+            if e["pair"] >= pairs and case in batch:
+                begun.setdefault((case, e["pair"]), set()).add(e["arm"])
+        parted = {(case, pair) for (case, pair), arms in begun.items()
+                  if arms < {arm for arm, active in self.active.items() if case in active}}
+        self.journal.drop(lambda e: e["event"] == "visit" and ((e["operator"], e["case"]), e["pair"]) in parted)
 
     def _left(self) -> float:
         return self.options.budget - (time.monotonic() - self.begin)
@@ -337,12 +350,14 @@ class Controller:
                 "seed": self.options.seed, "settle": self.options.settle, "plan": plan,
                 "checks": self.options.checks and (arm, operator, case) not in self.checked}
 
-    def _retire_cases(self) -> None:
-        """Drops the cases that are precise enough, and those that an arm cannot run."""
+    def _retire_cases(self, pairs: int) -> None:
+        """Drops the cases that are precise enough after `pairs` pairs, and those that an arm cannot run."""
         medians: dict[tuple[int, Case], dict[int, float]] = {}
         failures: dict[tuple[int, Case], list[str]] = {}
         for e in self.journal.of("visit"):
             where = (e["arm"], (e["operator"], e["case"]))
+            if e["pair"] >= pairs:
+                continue
             if e["ok"]:
                 us = sorted(e["result"]["us"])
                 medians.setdefault(where, {})[e["pair"]] = (us[(len(us) - 1) // 2] + us[len(us) // 2]) / 2

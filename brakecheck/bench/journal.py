@@ -1,4 +1,5 @@
-"""What happened, line by line, as it happens: a controller that is interrupted, or killed, loses at most one visit.
+"""What happened, line by line, as it happens: a controller that is interrupted, or killed, loses at most the visits of
+one pair of each case.
 
 The journal is the only thing the controller keeps; the run is assembled from it, and resuming is reading it."""
 
@@ -8,7 +9,7 @@ import fcntl
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,18 @@ class Journal:
                     if number < len(lines):
                         raise BrakecheckError("a line of the journal cannot be read", f"{path}:{number}",
                                               "delete this line to resume without it") from problem
-            path.write_bytes(b"".join(json.dumps(e).encode() + b"\n" for e in self.events))
+            self._write()
+
+    def _write(self) -> None:
+        if self.path is not None:
+            self.path.write_bytes(b"".join(json.dumps(e).encode() + b"\n" for e in self.events))
+
+    def drop(self, unwanted: Callable[[Event], bool]) -> None:
+        """Forgets events, in the file too."""
+        kept = [e for e in self.events if not unwanted(e)]
+        if len(kept) < len(self.events):
+            self.events = kept
+            self._write()
 
     def close(self) -> None:
         """Lets another process go on with it."""
