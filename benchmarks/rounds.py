@@ -23,7 +23,7 @@ from rivals import RULES  # noqa: E402  (beside this file)
 
 from brakecheck import measuring  # noqa: E402
 from brakecheck.bench.controller import Options  # noqa: E402
-from brakecheck.model import Measurement, Run  # noqa: E402
+from brakecheck.model import BrakecheckError, Measurement, Run  # noqa: E402
 from brakecheck.ops.load import load  # noqa: E402
 from brakecheck.verdict.statistics import rate_bound  # noqa: E402
 
@@ -53,7 +53,7 @@ def parser(about: str) -> argparse.ArgumentParser:
 
 def options(arguments: argparse.Namespace, seed: int, left: float) -> Options:
     names = tuple(n for n in arguments.operators.split(",") if n)
-    cases = arguments.cases if arguments.most_work is None else light(arguments.most_work, arguments.cases)
+    cases = arguments.cases if arguments.most_work is None else light(arguments, names)
     return Options(
         device=arguments.device, operators=names, cases=cases, ops=tuple(arguments.ops), seed=seed,
         budget=min(left, measuring.seconds_of(arguments.round)), max_pairs=arguments.max_pairs, checks=False,
@@ -62,11 +62,13 @@ def options(arguments: argparse.Namespace, seed: int, left: float) -> Options:
         plan={"clock": arguments.clock, "duty": arguments.duty, "visit_us": arguments.visit_ms * 1000})
 
 
-def light(most: float, pattern: str) -> str:
-    """Patterns for the catalogue's cases below `most` FLOP and bytes: a CPU takes minutes for those of a GPU."""
-    return "|".join(glob.escape(f"{name} {case.name}") for name, operator in load([]).items() for case in operator.cases
-                    if operator.compute_cost and fnmatch.fnmatch(f"{name} {case.name}", pattern)
-                    and max(operator.compute_cost(case).flops, operator.compute_cost(case).bytes) < most)
+def light(given: argparse.Namespace, names: tuple[str, ...]) -> str:
+    """Patterns for the catalogue's cases below so many FLOP and bytes: a CPU takes minutes for those of a GPU."""
+    chosen = ((f"{name} {case.name}", operator.compute_cost(case)) for name, operator in load([]).items()
+              if (not names or name in names) and operator.compute_cost and given.implementation in operator.implementations
+              for case in operator.cases)
+    return "|".join(glob.escape(name) for name, cost in chosen
+                    if fnmatch.fnmatch(name, given.cases) and max(cost.flops, cost.bytes) < given.most_work)
 
 
 def cases_of(run: Run, comparison: Any, injects: Sequence[float]) -> list[dict[str, Any]]:
@@ -131,10 +133,14 @@ def run_rounds(arguments: argparse.Namespace, name: str, groups: list[list[float
             return out, rounds, about
         injects = groups[have.index(min(have))]
         seed = arguments.seed + len(rounds)
-        comparison, run = measuring.compare_measured(
-            *[spec] * (1 + len(injects)), options=options(arguments, seed, left), inject=injects, precision=precision,
-            store=arguments.store, implementations=dict.fromkeys(("base", "candidate"), arguments.implementation),
-            resume=str(journal) if arguments.store == measuring.NOT_KEPT else None)
+        try:
+            comparison, run = measuring.compare_measured(
+                *[spec] * (1 + len(injects)), options=options(arguments, seed, left), inject=injects,
+                precision=precision, store=arguments.store,
+                implementations=dict.fromkeys(("base", "candidate"), arguments.implementation),
+                resume=str(journal) if arguments.store == measuring.NOT_KEPT else None)
+        except BrakecheckError as problem:
+            raise SystemExit(str(problem)) from problem
         if run is None:
             raise SystemExit(comparison.headline)
         about = {"device": run.device, "components": {c.name: c.version for c in run.arms[0].stack.components}}
