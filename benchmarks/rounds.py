@@ -64,11 +64,11 @@ def options(arguments: argparse.Namespace, seed: int, left: float) -> Options:
 
 def light(given: argparse.Namespace, names: tuple[str, ...]) -> str:
     """Patterns for the catalogue's cases below so many FLOP and bytes: a CPU takes minutes for those of a GPU."""
-    chosen = ((f"{name} {case.name}", operator.compute_cost(case)) for name, operator in load([]).items()
-              if (not names or name in names) and operator.compute_cost and given.implementation in operator.implementations
+    chosen = ((f"{name} {case.name}", operator.compute_cost(case) if operator.compute_cost else None) for name, operator in load([]).items()
+              if (not names or name in names) and given.implementation in operator.implementations
               for case in operator.cases)
     return "|".join(glob.escape(name) for name, cost in chosen
-                    if fnmatch.fnmatch(name, given.cases) and max(cost.flops, cost.bytes) < given.most_work)
+                    if cost and fnmatch.fnmatch(name, given.cases) and max(cost.flops, cost.bytes) < given.most_work)
 
 
 def cases_of(run: Run, comparison: Any, injects: Sequence[float]) -> list[dict[str, Any]]:
