@@ -64,11 +64,16 @@ def options(arguments: argparse.Namespace, seed: int, left: float) -> Options:
 
 def light(given: argparse.Namespace, names: tuple[str, ...]) -> str:
     """Patterns for the catalogue's cases below so many FLOP and bytes: a CPU takes minutes for those of a GPU."""
-    chosen = ((f"{name} {case.name}", operator.compute_cost(case) if operator.compute_cost else None) for name, operator in load([]).items()
-              if (not names or name in names) and given.implementation in operator.implementations
-              for case in operator.cases)
-    return "|".join(glob.escape(name) for name, cost in chosen
-                    if cost and fnmatch.fnmatch(name, given.cases) and max(cost.flops, cost.bytes) < given.most_work)
+    found = []
+    for name, operator in load([]).items():
+        if names and name not in names or given.implementation not in operator.implementations:
+            continue
+        for case in operator.cases:
+            cost = operator.compute_cost(case) if operator.compute_cost else None
+            if cost and max(cost.flops, cost.bytes) < given.most_work and fnmatch.fnmatch(f"{name} {case.name}",
+                                                                                         given.cases):
+                found.append(glob.escape(f"{name} {case.name}"))
+    return "|".join(found)
 
 
 def cases_of(run: Run, comparison: Any, injects: Sequence[float]) -> list[dict[str, Any]]:
