@@ -20,6 +20,7 @@ def ops(
     from rich.table import Table
 
     from ..ops import catalogue
+    from ..ops.base import CLAIMS
 
     found = catalogue()
     if operator and operator not in found:
@@ -37,6 +38,11 @@ def ops(
         names = [*op.implementations, *(kernel.name for kernel in op.kernels)]
         table.add_row(op.name, op.title, " ".join(op.claims), str(len(op.cases)), ", ".join(names))
     console.print(table)
+    if any(op.claims for op in chosen):
+        console.print("\nClaims that others have made, and that these operators are there to check:")
+        for name, said in CLAIMS.items():
+            if any(name in op.claims for op in chosen):
+                console.print(f"  {name:<4} {said}", highlight=False, markup=False)
     if operator:
         _details(console, chosen[0])
     return 0
