@@ -87,7 +87,7 @@ def compare(
         "launches": launches, "front": front, "nvcc": nvcc, "offline": offline, "jobs": jobs, "progress": progress}
     if set(kinds) == {"toolchain"} and device is None and options is None:
         if workload:
-            raise UsageError("--workload has no meaning here: machine code is compared, and no time that could be weighed",
+            raise UsageError("--workload has no meaning here: machine code is compared, and no times to weigh",
                              "--workload", "time the kernels with --device cuda:0, or leave it out")
         return compare_toolchains(*specs, archs=archs, policy=rules, **static)
     if len(set(kinds)) > 1:

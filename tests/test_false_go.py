@@ -134,8 +134,8 @@ def test_a_go_says_what_it_knows_nothing_of(tmp_path):
     assert "nothing is known of 2 of 5 cases: 1 fail on both, 1 wrong on both" in found.headline
 
 
-@pytest.mark.parametrize("more, why", [
-    ({"status": "crash"}, "fail on both"), ({"right": False}, "wrong on both"), ({"inputs": None}, "not measured alike")])
+@pytest.mark.parametrize("more, why", [({"status": "crash"}, "fail on both"), ({"right": False}, "wrong on both"),
+                                       ({"inputs": None}, "not measured alike")])
 def test_half_of_the_cases_without_an_answer_are_no_go(tmp_path, more, why):
     def arm(name, case):
         inputs = {"inputs": name} if "inputs" in more else more
@@ -161,7 +161,7 @@ def test_an_architecture_of_which_nothing_is_known_is_no_go(tmp_path):
 
 def test_a_reason_to_wait_does_not_hide_how_little_is_known(tmp_path):
     blocks = rows("base", memory={"process": 0}) + rows("candidate", memory={"process": 2**34})
-    blocks += [r for case in ("n=2", "n=3") for arm in ("base", "candidate") for r in rows(arm, case=case, status="oom")]
+    blocks += [r for n in "23" for arm in ("base", "candidate") for r in rows(arm, case=f"n={n}", status="oom")]
     found = compared(table(tmp_path, blocks))
     assert found.verdict is Verdict.HOLD and "memory where there was none" in found.headline
     assert "too thin for a GO: 2 of 3 cases are undecided (2 fail on both)" in found.headline
@@ -184,7 +184,10 @@ def test_the_worst_candidate_decides_and_the_others_are_named(tmp_path, capsys, 
 
 
 def test_what_is_right_in_the_last_candidate_only_is_said_of_the_one_before(tmp_path):
-    blocks = [r for arm, right in zip("abc", (True, False, True)) for r in rows(arm, right=right, why="off by one")]
+    later = [1.05 * us for us in SAME]  # where it went slow is no reason for this BRAKE
+    blocks = [r for arm, us, right in (("a", SAME, True), ("b", SAME, False), ("c", SAME, True))
+              for r in rows(arm, us, right=right, why="off by one")]
+    blocks += [r for arm, us in zip("abc", (SAME, later, SAME)) for r in rows(arm, us, case="n=2")]
     found = compared(table(tmp_path, blocks))
     assert found.verdict is Verdict.BRAKE and "off by one" in found.headline and "| GO: c" in found.headline
 
@@ -202,20 +205,13 @@ def grown(kind, base, candidate):
 @pytest.mark.parametrize("kind, base, candidate, verdict", [
     ("host_peak", (300, 420, 310, 300), (300, 400, 410, 400), Verdict.GO),  # visits of one arm move as much
     ("host_peak", (40, 40, 40, 40), (80, 80, 80, 80), Verdict.GO),  # less than host_floor
-    ("host_peak", (300, 310, 300, 305), (600, 610, 600, 605), Verdict.BRAKE),
+    ("host_peak", (300, 310, 300, 320), (600, 610, 600, 605), Verdict.HOLD),
     ("allocated", (300, 300, 300, 300), (400, 400, 400, 400), Verdict.BRAKE),
     ("allocated", (300, 420, 310, 300), (300, 400, 410, 400), Verdict.HOLD)])
 def test_what_visits_of_one_arm_differ_by_is_no_brake(tmp_path, kind, base, candidate, verdict):
     found = compared(table(tmp_path, grown(kind, base, candidate)))
     assert found.verdict is verdict
-    assert ("visits of one arm differ by 120 MiB" in found.headline) == (verdict is Verdict.HOLD)
-
-
-def test_host_memory_of_one_visit_is_no_brake(tmp_path):
-    blocks = both()
-    for at, size in ((0, 300), (5, 600)):
-        blocks[at]["memory"] = {"host_peak": size * 2**20}
-    assert compared(table(tmp_path, blocks)).verdict is Verdict.HOLD
+    assert (f"visits of one arm differ by {max(base) - min(base)} MiB" in found.headline) == (verdict is Verdict.HOLD)
 
 
 def test_a_run_keeps_how_far_its_visits_lie_apart(tmp_path):
@@ -356,7 +352,7 @@ def test_blocks_without_a_partner_are_counted(tmp_path, capsys):
 
     assert told(both()) == []
     (said,) = told(blocks)
-    assert "2 blocks of 1 cases are left out" in said and "(mm n=1: 2)" in said
+    assert "left out" in said and said.endswith(": 2 (mm n=1: 2)")
     # Each of several candidates stops by itself: what the base went on to measure for another is not lost.
     more = rows("base", (*SAME, *SAME)) + rows("early") + rows("late", (*SAME, *SAME))
     assert told(more) == [] and len(told([*more, {**more[-1], "pair": 99}])) == 1

@@ -199,7 +199,9 @@ def _reasons(undecided: Sequence[Delta]) -> Counter[str]:
 
 
 def _memory(deltas: Sequence[Delta], mitigations: Sequence[Mitigation], rules: MeasuredRules) -> list[Finding]:
-    """Growth against its limits; with a switch that brings it back, the move waits for that switch instead (F7)."""
+    """Growth against its limits; with a switch that brings it back, the move waits for that switch instead (F7). What
+    visits of one arm differ by is no ground for a BRAKE, nor is what the host holds: its visits differ by whole tensors,
+    and a few of them may differ alike."""
     out: list[Finding] = []
     switched = any(m.guard for m in mitigations)
     for d in deltas:
@@ -209,8 +211,9 @@ def _memory(deltas: Sequence[Delta], mitigations: Sequence[Mitigation], rules: M
             if not change.what.startswith("memory."):
                 continue
             grew = change.candidate / change.base - 1 if change.base else math.inf if change.candidate > 0 else 0.0
-            wide, told = _visits_differ(d, change.what.partition(".")[2])
-            sure = told and change.candidate - wide > (1 + rules.memory_brake) * change.base
+            kind = change.what.partition(".")[2]
+            wide = max(side.get("memory_spread", {}).get(kind, 0.0) for side in (d.base, d.candidate))
+            sure = kind != HOST and change.candidate - wide > (1 + rules.memory_brake) * change.base
             verdict = Verdict.GO
             if math.isinf(grew):  # no limit in percent speaks of this
                 verdict = Verdict.HOLD
@@ -225,13 +228,6 @@ def _memory(deltas: Sequence[Delta], mitigations: Sequence[Mitigation], rules: M
                 text += f"; visits of one arm differ by {wide / 2**20:,.0f} MiB" if wide >= 2**20 else ""
                 out.append((verdict, Reason("memory-growth", text, _scope(d))))
     return out
-
-
-def _visits_differ(d: Delta, kind: str) -> tuple[float, bool]:
-    """The most that visits of one arm differ by in this kind of memory, and whether that is known as far as it has to
-    be: what a device holds is the same in each visit, what the host holds is not."""
-    spreads = [side.get("memory_spread", {}).get(kind) for side in (d.base, d.candidate)]
-    return max(s or 0.0 for s in spreads), kind != HOST or None not in spreads
 
 
 def _speed(deltas: Sequence[Delta], rules: MeasuredRules) -> list[Finding]:

@@ -44,8 +44,8 @@ def _left_out(run: Run, base: Sequence[Measurement], candidate: Sequence[Measure
         if alone and ours & theirs:  # where no pair is whole, the arms are compared unpaired, with all of their blocks
             lost[f"{m.operator} {m.case}"] = len(alone)
     shown = ", ".join(f"{name}: {count}" for name, count in list(lost.items())[:3]) + (", ..." if len(lost) > 3 else "")
-    return [f"{sum(lost.values())} blocks of {len(lost)} cases are left out, because no block of the other arm has the "
-            f"same pair ({shown})"] if lost else []
+    return [f"blocks that are left out, because the other arm has none of the same pair: {sum(lost.values())} "
+            f"({shown})"] if lost else []
 
 
 def ceilings(found: Sequence[Measurement]) -> dict[str, float]:

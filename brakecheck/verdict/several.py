@@ -43,7 +43,9 @@ def compare_several(run: Run, policy: Policy | None = None) -> Comparison:
     worst, verdict = each[name], verdicts[name]
     if crossed and verdict.rank < Verdict.HOLD.rank:
         verdict = Verdict.HOLD  # the combination is slow: wait, or go there by another way
-    led = lead and verdict is not Verdict.GO
+    first = next((r.code for r in worst.reasons if r.text in worst.headline), "")
+    # A step is about time; a BRAKE for another reason comes before it.
+    led = lead and verdict is not Verdict.GO and (verdict is not Verdict.BRAKE or first == "slower")
     headline = of_several(f"{verdict.value}: {lead}" if led else worst.headline, verdict, "" if led else name, verdicts)
     warnings = list(dict.fromkeys(w for c in each.values() for w in c.environment.get("warnings", ())))
     return replace(
