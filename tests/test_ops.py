@@ -220,6 +220,7 @@ def test_the_list_of_operators_says_what_their_claims_are(capsys):
         main(["ops", "accumulate"])
     shown = capsys.readouterr().out
     assert CLAIMS["A9"] in shown and CLAIMS["B8"] not in shown
+    assert "out[key] +=" in shown  # and no markup
 
 
 # ---- the ballot mistake (B8) ----

@@ -17,6 +17,7 @@ def ops(
 ) -> int:
     """List operators, their cases, implementations and CUDA kernels."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from ..ops import catalogue
@@ -36,7 +37,7 @@ def ops(
         table.add_column(column, overflow="fold")
     for op in chosen:
         names = [*op.implementations, *(kernel.name for kernel in op.kernels)]
-        table.add_row(op.name, op.title, " ".join(op.claims), str(len(op.cases)), ", ".join(names))
+        table.add_row(op.name, escape(op.title), " ".join(op.claims), str(len(op.cases)), ", ".join(names))
     console.print(table)
     if any(op.claims for op in chosen):
         console.print("\nClaims that others have made, and that these operators are there to check:")

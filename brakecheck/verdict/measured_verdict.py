@@ -200,8 +200,8 @@ def _reasons(undecided: Sequence[Delta]) -> Counter[str]:
 
 def _memory(deltas: Sequence[Delta], mitigations: Sequence[Mitigation], rules: MeasuredRules) -> list[Finding]:
     """Growth against its limits; with a switch that brings it back, the move waits for that switch instead (F7). What
-    visits of one arm differ by is no ground for a BRAKE, nor is what the host holds: its visits differ by whole tensors,
-    and a few of them may differ alike."""
+    visits of one arm differ by is no ground for a BRAKE, nor is what the host holds: visits differ by whole tensors
+    there, and a few of them may differ alike."""
     out: list[Finding] = []
     switched = any(m.guard for m in mitigations)
     for d in deltas:
