@@ -3,8 +3,8 @@
 Two looks, each when the interval has become narrow enough. At the first the half width is at most the goal (half the
 margin): a case whose interval then lies on one side of the margin is done. One whose interval still holds the margin
 (a change of 1.5 % against a margin of 1 %, say) goes on to a finer goal, and is done there whatever it shows. Pairs are
-never added until something becomes significant. Beyond the margin the interval has to lie at 99.5 %: the false discovery
-rate over all cases asks for more than 95 % of each, and what only just cleared the margin would be left undecided.
+never added until something becomes significant. Beyond the margin the interval has to lie at 99.5 %: the false
+discovery rate over all cases asks for more than 95 % of each, and what just cleared the margin would stay undecided.
 
 The interval is the one that verdict/statistics.py judges by (Student's t, one pair in ten trimmed at each end).
 """
@@ -17,7 +17,7 @@ from typing import Callable, List, Tuple
 
 MIN_PAIRS = 4  # two ABBA quadruples: both orders twice; simulated error rates are in tests/test_statistics.py
 TRIM = 0.1
-CLEAR = 10.0   # an effect this many half widths away from zero needs no more precision (t > 30 at four pairs)
+CLEAR = 4.0    # an effect this many half widths away from zero needs no more precision (t > 12 at four pairs)
 FINE = 0.4     # the second look's half width, of the first's
 # Student's t at 97.5 and 99.75 % for 1 to 30 degrees of freedom (any table of it).
 T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,

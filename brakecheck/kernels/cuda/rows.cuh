@@ -462,7 +462,7 @@ struct Walk {
       const P all = reduce(part(row, begin, mine, lane, held));
 #if ROWS_BULK
       if constexpr (LOAD == kBulk) {
-        if constexpr (TPR == 32) group_sync(1 + team, 32);  // as __syncwarp, in a form that racecheck knows
+        if constexpr (TPR == 32) __syncwarp();
         if (lane == 0 && row + STAGES * step < rows) fetch(row + STAGES * step, s);
         if (++s == STAGES) s = 0, phase ^= 1;
       }
