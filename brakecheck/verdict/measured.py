@@ -17,6 +17,7 @@ from .statistics import Estimate, Judgement
 
 # Fixed workspaces that libraries keep per handle and stream (cuBLAS documentation, CUBLAS_WORKSPACE_CONFIG): bytes.
 WORKSPACES = {8_519_680: "cuBLAS workspace, 8,320 KiB", 32 << 20: "cuBLAS workspace on Hopper, 32 MiB"}
+HOST = "host_peak"
 OURS = ("cuda-graph", "cuda-events", "steady-clock", "cpu-time")
 
 
@@ -177,6 +178,11 @@ def _reject_timers(sides: list[_Sides]) -> list[_Sides]:
 
 
 # ---- The times -------------------------------------------------------------------------------------------------------
+def places(m: Measurement) -> set[tuple[int, str | None]]:
+    """What makes blocks of two arms a pair."""
+    return {(b.pair, b.device) for b in m.blocks if b.pair is not None}
+
+
 def _paired_medians(base: Measurement, candidate: Measurement) -> tuple[list[float], list[float]]:
     a = {(b.pair, b.device): b.median for b in base.blocks if b.pair is not None}
     b = {(b.pair, b.device): b.median for b in candidate.blocks if b.pair is not None}
@@ -261,7 +267,8 @@ def _facts(m: Measurement | None) -> dict[str, Any]:
     if m is None:
         return {}
     found: dict[str, Any] = {"status": m.status, "blocks": len(m.blocks), "median_us": m.median_us,
-                             "first_call_ms": m.first_call_ms, "memory": m.memory or None, "note": m.note,
+                             "first_call_ms": m.first_call_ms, "memory": m.memory or None,
+                             "memory_spread": m.memory_spread or None, "note": m.note,
                              "message": m.message, "work": m.work or None, "trials": m.trials}
     if m.numerics:
         known = ("ok", "why", "tolerance", "distinct", "digest", "outputs", "layouts")
@@ -285,7 +292,7 @@ def _changes(base: Measurement | None, candidate: Measurement | None, rules: Mea
         return ()
     out = [_memory_change(kind, base.memory[kind], candidate.memory[kind])
            for kind in base.memory if kind in candidate.memory
-           and abs(candidate.memory[kind] - base.memory[kind]) >= rules.memory_floor]
+           and abs(candidate.memory[kind] - base.memory[kind]) >= _memory_floor(kind, base, candidate, rules)]
     if candidate.trials and candidate.trials["failed"] and not base.trials:
         failed, tries = candidate.trials["failed"], candidate.trials["tries"]
         told = candidate.note or f"failed in {failed} of {tries} tries"
@@ -308,6 +315,14 @@ def _changes(base: Measurement | None, candidate: Measurement | None, rules: Mea
         text = f"the first call (compilation, tuning) takes {first[1] / 1000:.0f} s instead of {first[0] / 1000:.0f} s"
         out.append(Change("first_call_ms", *first, text))
     return tuple(out)
+
+
+def _memory_floor(kind: str, base: Measurement, candidate: Measurement, rules: MeasuredRules) -> float:
+    """Bytes of difference from which on memory of this kind has changed. The resident set depends on what the process
+    did before, in an order that is random: what visits of one arm differ by is no change."""
+    if kind != HOST:
+        return rules.memory_floor
+    return max(rules.host_floor, *(m.memory_spread.get(kind, 0.0) for m in (base, candidate)))
 
 
 def _memory_change(kind: str, base: float, candidate: float) -> Change:
