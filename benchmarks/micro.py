@@ -3,6 +3,8 @@ allocation, copies from the host, managed memory, counters. A line an answer; --
 need nvcc, counters need ncu: without them these are left out, with a message.
 
     PYTHONPATH=. python3 benchmarks/micro.py --json record.json [--only allocate]
+
+Where record.json is of a run that was cut off, the experiments that it ended are kept.
 """
 
 from __future__ import annotations
@@ -10,8 +12,6 @@ from __future__ import annotations
 import argparse
 import csv
 import ctypes
-import datetime
-import json
 import random
 import statistics
 import subprocess
@@ -19,10 +19,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import torch  # noqa: E402
+from record import KERNELS, Record, device_facts  # noqa: E402
 from timing import medians  # noqa: E402
 
 from brakecheck.kernels import jit  # noqa: E402
@@ -458,18 +459,26 @@ def main() -> int:
     if arguments.only == "profiled":
         profiled()
         return 0
-    rows: List[Dict[str, Any]] = []
+    kernels = [KERNELS / "cuda" / name for name in ("transpose.cu", "router_reduce.cu", "warp.cuh")]
+    record = Record(arguments.json, __file__, device_facts(), [
+        Path(SOURCE), Path(SOURCE).with_name("micro_while.cu"), Path(__file__).with_name("timing.py"), *kernels,
+        KERNELS / "arena.py", KERNELS / "jit.py"])
+    return record.run(lambda: work(record, arguments.only))
+
+
+def work(record: Record, only: Optional[str]) -> int:
+    ended = record.data.setdefault("ended", [])
+    record.rows[:] = [row for row in record.rows if row["experiment"] in ended]
     for name, experiment in EXPERIMENTS.items():
-        if arguments.only in (None, name):
+        if only not in (None, name) or name in ended:
+            continue
+        with record.phase(name):
             for question, answer, value, unit in experiment():
-                rows.append({"experiment": name, "question": question, "answer": answer, "value": value, "unit": unit})
+                record.add({"experiment": name, "question": question, "answer": answer, "value": value, "unit": unit})
                 print(f"{question:52} {answer:30} {value:12.3f} {unit}", flush=True)
-    if arguments.json:
-        record = {"device": torch.cuda.get_device_name(0), "torch": torch.__version__,
-                  "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-                  "command": " ".join(["python3", "benchmarks/micro.py", *(Path(a).name for a in sys.argv[1:])]),
-                  "rows": rows}
-        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+        if record.rows and record.rows[-1]["experiment"] == name:  # else it was left out, and said why
+            ended.append(name)
+            record.save()
     return 0
 
 
