@@ -140,6 +140,22 @@ def test_gradients_of_permute_and_unpermute():
     assert torch.autograd.gradgradcheck(lambda y, w: ops.unpermute(y, place, w), (y, weight))
 
 
+def test_gradients_of_rows_that_are_not_contiguous():
+    """The kernel writes rows one after the other, whatever the strides of what it reads."""
+    place = ops.route(torch.randn(4, 3), 2).place
+    y, weight = torch.randn(16, 8).t().bfloat16(), torch.rand(2, 4).t()
+    backward = torch.ops.brakecheck.unpermute_backward
+    got, wanted = (backward(torch.ones(4, 16).bfloat16(), a, place, w)
+                   for a, w in ((y, weight), (y.contiguous(), weight.contiguous())))
+    assert all(g.is_contiguous() and torch.equal(g, w) for g, w in zip(got, wanted))
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode() as mode:
+        fake = backward(torch.ones(4, 16).bfloat16(), mode.from_tensor(y), mode.from_tensor(place),
+                        mode.from_tensor(weight))
+    assert [f.stride() for f in fake] == [g.stride() for g in got]
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_gradients_of_added_rows(deterministic):
     rows = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)

@@ -238,7 +238,7 @@ class Kernel:
             _bind(self.device)
         values = [_value(a) for a in arguments]
         pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(v) for v in values])
-        config = self._config
+        config = _Config.from_buffer_copy(self._config)  # of this call alone: other threads launch the kernel too
         config.grid[0], config.grid[1], config.grid[2] = grid[0], grid[1], 1
         config.stream = stream
         _call("cuLaunchKernelEx", ctypes.byref(config), self._handle, pointers, None)

@@ -126,7 +126,7 @@ def _check_rows(x: Tensor, place: Tensor, tokens: Sequence[int], name: str, weig
 # ---- CUDA -----------------------------------------------------------------------------------------------------------
 
 def _ours(x: Tensor) -> bool:
-    return torch.cuda.get_device_capability(x.device) >= (8, 0)
+    return torch.version.cuda is not None and torch.cuda.get_device_capability(x.device) >= (8, 0)
 
 
 def _stream(x: Tensor) -> int:
@@ -231,7 +231,7 @@ def _unpermute_backward_cuda(grad: Tensor, y: Tensor, place: Tensor, weight: Ten
     (tokens, k), width = place.shape, y.shape[1]
     if not _vectors(grad, y) or y.numel() == 0:
         return _unpermute_backward_plain(grad, y, place, weight)
-    grad_y, grad_weight = torch.empty_like(y), torch.empty_like(weight, dtype=torch.float32)
+    grad_y, grad_weight = y.new_empty(y.shape), weight.new_empty(weight.shape, dtype=torch.float32)
     kernel = jit.kernel("moe_unpermute.cu", f"moe_unpermute_backward<{1 if k == 1 else 8}>", y.device.index,
                         (plans.UNPERMUTE_THREADS, 1))
     kernel((tokens, 1), [_dense(grad), _dense(y), place.contiguous(), weight.float().contiguous(), grad_y, grad_weight,
@@ -358,13 +358,13 @@ def _unpermute_backward_plain(grad: Tensor, y: Tensor, place: Tensor, weight: Te
     (tokens, k), at = place.shape, place.reshape(-1).long()
     wide = torch.float64 if y.dtype == torch.float64 else torch.float32
     each = grad.to(wide)[:, None, :] * weight.to(wide)[:, :, None]
-    grad_y = torch.empty_like(y).index_copy_(0, at, each.to(y.dtype).reshape(tokens * k, -1))
+    grad_y = y.new_empty(y.shape).index_copy_(0, at, each.to(y.dtype).reshape(tokens * k, -1))
     dots = (y[at].to(wide).reshape(tokens, k, -1) * grad.to(wide)[:, None, :]).sum(2)
     return grad_y, dots.to(weight.dtype)
 
 
 def _unpermute_backward_fake(grad: Tensor, y: Tensor, place: Tensor, weight: Tensor) -> Tuple[Tensor, Tensor]:
-    return torch.empty_like(y), torch.empty_like(weight)
+    return y.new_empty(y.shape), weight.new_empty(weight.shape)
 
 
 def _add_rows_plain(out: Tensor, index: Tensor, rows: Tensor, deterministic: bool) -> None:
