@@ -74,11 +74,8 @@ def main() -> int:
     if "kernels" in chosen and not shutil.which("nvcc"):
         print("kernels: left out, there is no nvcc", file=sys.stderr)
         chosen.remove("kernels")
-    import torch
-
-    if not torch.cuda.is_available():
-        print("no CUDA device: run on a machine with an NVIDIA GPU and torch with CUDA", file=sys.stderr)
-        return 69
+    if record.no_device():
+        return record.NO_DEVICE
     arguments.folder.mkdir(parents=True, exist_ok=True)
     failed: List[str] = []
     for name in chosen:

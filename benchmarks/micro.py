@@ -2,7 +2,7 @@
 allocation, copies from the host, managed memory, counters. A line an answer; --json keeps them. WHILE nodes with a body
 need nvcc, counters need ncu: without them these are left out, with a message.
 
-    PYTHONPATH=. python3 benchmarks/micro.py --json record.json [--only allocate]
+    python3 benchmarks/micro.py --json record.json [--only allocate]
 
 Where record.json is of a run that was cut off, the experiments that it ended are kept.
 """
@@ -21,9 +21,9 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 import torch  # noqa: E402
-from record import KERNELS, Record, device_facts  # noqa: E402
+from record import KERNELS, NO_DEVICE, Record, device_facts, no_device  # noqa: E402
 from timing import medians  # noqa: E402
 
 from brakecheck.kernels import jit  # noqa: E402
@@ -463,6 +463,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write the answers here")
     parser.add_argument("--only", choices=[*EXPERIMENTS, "profiled"])
     arguments = parser.parse_args()
+    if no_device():
+        return NO_DEVICE
     torch.zeros(1, device="cuda")
     if arguments.only == "profiled":
         profiled()

@@ -1,7 +1,7 @@
 """The MoE operators beside their peers on this GPU: a line a case with the time, the share of copy speed, and the ratio
 to the best peer. Every case is checked against float64 first.
 
-    PYTHONPATH=. python3 benchmarks/moe_ops.py --json record.json [--svg docs] [--only router] [--no-compile]
+    python3 benchmarks/moe_ops.py --json record.json [--svg docs] [--only router] [--no-compile]
 
 Where record.json is of a run that was cut off, the lines it has are kept.
 """
@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 import torch  # noqa: E402
-from record import KERNELS, Record, device_facts  # noqa: E402
+from record import KERNELS, NO_DEVICE, Record, device_facts, no_device  # noqa: E402
 from shares import svg  # noqa: E402
 from timing import copies_for, medians  # noqa: E402
 
@@ -166,6 +166,8 @@ def main() -> int:
     if arguments.plot:
         plot(json.loads(arguments.plot.read_text()), arguments.svg or Path())
         return 0
+    if no_device():
+        return NO_DEVICE
     sources = [*KERNELS.glob("moe*.py"), KERNELS / "jit.py", Path(__file__).with_name("timing.py"),
                *(f for of in ("router", "moe_", "scatter", "warp", "tma") for f in (KERNELS / "cuda").glob(f"{of}*"))]
     facts = {**device_facts(), "torch_compile": not arguments.no_compile}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
 
 Row = Dict[str, Any]
+NO_DEVICE = 69  # exit status where there is no GPU
 ENDED = 143  # exit status of a run that SIGTERM (as `timeout` sends it) or Ctrl-C ended
 PEERS = ("triton", "quack-kernels", "nvidia-cutlass-dsl", "liger-kernel", "flash-attn", "vllm")
 KERNELS = Path(__file__).resolve().parent.parent / "brakecheck" / "kernels"
@@ -29,6 +30,15 @@ def device_facts() -> Row:
             found[package] = importlib.metadata.version(package)
     return {"device": torch.cuda.get_device_name(0), "torch": torch.__version__, "cuda": torch.version.cuda,
             "packages": found}
+
+
+def no_device() -> bool:
+    """Whether there is no GPU to measure on, which it says."""
+    import torch
+
+    if not torch.cuda.is_available():
+        print("no CUDA device: run on a machine with an NVIDIA GPU and torch with CUDA", file=sys.stderr)
+    return not torch.cuda.is_available()
 
 
 def hash_of(files: Iterable[Path]) -> str:

@@ -8,8 +8,8 @@
 A line a case: operator, case, us, GB/s, share of the copy, ratio of the best peer's time to ours, SM clock. Bytes are
 each input read once and each output written once. "copy" is torch.add(x, 1), a kernel that reads and writes as much;
 torch's own copy_ is a cudaMemcpy, which is slower from 512 MiB on. All arms of a case are graphs over rotating buffers
-of several times L2, replayed in turn in one process; the median over rounds counts. Peers that are not installed are
-left out. The seconds of each phase are printed at the end and kept in the record.
+of several times L2 (4 x 102,400 stays in it), replayed in turn in one process; the median over rounds counts. Peers
+that are not installed are left out. The seconds of each phase are printed at the end and kept in the record.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Set, Tuple
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
-from record import KERNELS, Record, device_facts  # noqa: E402
+from record import KERNELS, NO_DEVICE, Record, device_facts, no_device  # noqa: E402
 
 SHAPES = ((16384, 1024), (8192, 4096), (4096, 8192), (4096, 32768), (2048, 131072))
 OTHERS = (8192, 4096)  # for float16 and float32, and with a residual
@@ -262,6 +262,26 @@ def quack_both(name: str) -> Dict[str, Callable[..., Any]]:
             "rms_norm": {"quack": lambda x, w, b: rmsnorm(x, w, eps=EPSILON)}}.get(name, {})
 
 
+def fused_adds(name: str) -> Dict[str, Callable[..., Any]]:
+    """(x, residual, weight) -> norm and sum, of the peers that have it in one kernel: RMSNorm alone."""
+    found: Dict[str, Callable[..., Any]] = {}
+    if name != "rms_norm":
+        return found
+    try:
+        from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
+
+        found["Liger"] = lambda x, r, w: LigerFusedAddRMSNormFunction.apply(x, r, w, EPSILON, 0.0, "llama", False)
+    except ImportError:
+        pass
+    try:
+        from quack.rmsnorm import rmsnorm_fwd
+
+        found["quack"] = lambda x, r, w: rmsnorm_fwd(x, w, residual=r, eps=EPSILON)
+    except ImportError:
+        pass
+    return found
+
+
 class Case:
     """Rotating buffers of one operator and shape, and the arms over them."""
 
@@ -300,8 +320,12 @@ class Case:
 
         x, r = self.x, self.dy
         compiled = torch.compile(separate, fullgraph=True, dynamic=False)
-        return {"copy": lambda i: torch.add(x[i], 1), "ours": lambda i: ours(self.name, x[i], self.w, self.b, r[i]),
-                "torch": lambda i: separate(x[i], r[i]), "torch.compile": lambda i: compiled(x[i], r[i])}
+        arms: Arms = {"copy": lambda i: torch.add(x[i], 1),
+                      "ours": lambda i: ours(self.name, x[i], self.w, self.b, r[i]),
+                      "torch": lambda i: separate(x[i], r[i]), "torch.compile": lambda i: compiled(x[i], r[i])}
+        for peer, function in fused_adds(self.name).items():
+            arms[peer] = lambda i, function=function: function(x[i], r[i], self.w)
+        return arms
 
     def backward(self) -> Arms:
         """Arms over outputs that were computed before; each works on as many buffers as there are dy."""
@@ -477,6 +501,8 @@ def plot(record: Dict[str, Any], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for operator in dict.fromkeys(r["operator"] for r in record["rows"] if "residual" not in r["operator"]):
         rows = [r for r in record["rows"] if r["operator"] == operator and r["rows"] > 100 and r["dtype"] == "bfloat16"]
+        if not rows:  # of a run that was cut off
+            continue
         name = "rows-" + operator.replace(" ", "-").replace("_", "-") + ".svg"
         (folder / name).write_text(svg(f"{operator} bfloat16, {record['device']}", rows))
 
@@ -534,11 +560,8 @@ def main() -> int:
     if arguments.plot:
         plot(json.loads(arguments.plot.read_text()), arguments.svg or Path())
         return 0
-    import torch
-
-    if not torch.cuda.is_available():
-        print("no CUDA device: run on a machine with an NVIDIA GPU and torch with CUDA", file=sys.stderr)
-        return 69
+    if no_device():
+        return NO_DEVICE
     warnings.filterwarnings("error", "brakecheck's row kernels")  # a fall-back to torch must not pass for ours
     if arguments.warm:
         warm_one([tuple(each) for each in json.loads(arguments.warm)])
