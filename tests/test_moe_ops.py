@@ -238,6 +238,16 @@ def test_empty_tensors():
     assert ops.add_rows(torch.ones(3, 8), none, torch.zeros(0, 8)).tolist() == torch.ones(3, 8).tolist()
 
 
+def test_gradients_of_empty_tensors():
+    logits, y = torch.zeros(0, 8, requires_grad=True), torch.zeros(0, 16, requires_grad=True)
+    routing = ops.route(logits, 2)
+    out = ops.unpermute(ops.permute(y, routing.place), routing.place, routing.weight)
+    assert [g.shape for g in torch.autograd.grad(out.sum(), (logits, y))] == [(0, 8), (0, 16)]
+    rows = torch.zeros(0, 8, requires_grad=True)
+    summed = ops.embedding_gradient(rows, torch.zeros(0, dtype=torch.int32), 3)
+    assert torch.autograd.grad(summed.sum(), rows)[0].shape == (0, 8)
+
+
 def test_the_operators_pass_torchs_own_check():
     place = ops.route(torch.randn(4, 3), 2).place
     y = torch.randn(8, 3, requires_grad=True)

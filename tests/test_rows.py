@@ -82,6 +82,14 @@ def test_empty_and_scalar_tensors():
     assert ops.rms_norm(torch.empty(0, 5), torch.ones(5)).shape == (0, 5)
 
 
+@pytest.mark.parametrize("shape", [(0, 5), (4, 0), (2, 0, 3)])
+def test_gradients_of_empty_tensors(shape):
+    x, weight = torch.empty(shape, requires_grad=True), torch.ones(shape[-1], requires_grad=True)
+    for out in (ops.layer_norm(x, weight, weight), ops.rms_norm(x, weight), ops.softmax(x) * weight):
+        dx, dweight = torch.autograd.grad(out.sum(), (x, weight))
+        assert dx.shape == shape and torch.equal(dweight, torch.zeros_like(weight))
+
+
 def test_what_a_kernel_would_misread_is_refused():
     x = torch.zeros(2, 4)
     with pytest.raises(BrakecheckError, match="weight is on meta"):

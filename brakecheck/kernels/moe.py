@@ -355,11 +355,11 @@ def _unpermute_second_gradient(ctx: Any, by_y: Optional[Tensor], by_weight: Opti
 
 
 def _unpermute_backward_plain(grad: Tensor, y: Tensor, place: Tensor, weight: Tensor) -> Tuple[Tensor, Tensor]:
-    (tokens, k), at = place.shape, place.reshape(-1).long()
+    (tokens, k), width, at = place.shape, y.shape[1], place.reshape(-1).long()
     wide = torch.float64 if y.dtype == torch.float64 else torch.float32
     each = grad.to(wide)[:, None, :] * weight.to(wide)[:, :, None]
-    grad_y = y.new_empty(y.shape).index_copy_(0, at, each.to(y.dtype).reshape(tokens * k, -1))
-    dots = (y[at].to(wide).reshape(tokens, k, -1) * grad.to(wide)[:, None, :]).sum(2)
+    grad_y = y.new_empty(y.shape).index_copy_(0, at, each.to(y.dtype).reshape(tokens * k, width))
+    dots = (y[at].to(wide).reshape(tokens, k, width) * grad.to(wide)[:, None, :]).sum(2)
     return grad_y, dots.to(weight.dtype)
 
 

@@ -10,6 +10,7 @@ float64). Under autocast an operator keeps the dtype of x, and brings weight and
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from typing import Any, List, Optional, Tuple, Union
 
@@ -109,7 +110,7 @@ def _norm_backward_plain(x: Tensor, dy: Tensor, weight: Optional[Tensor], mean: 
     scaled = gradient if weight is None else gradient * weight
     shift = scaled.mean(-1, keepdim=True) if center else 0.0
     dx = rstd.unsqueeze(-1) * (scaled - shift - hat * (scaled * hat).mean(-1, keepdim=True))
-    rows = (-1, x.shape[-1])
+    rows = (math.prod(x.shape[:-1]), x.shape[-1])
     dgamma = (gradient * hat).reshape(rows).sum(0).to(x.dtype)
     dbeta = gradient.reshape(rows).sum(0).to(x.dtype) if center else x.new_empty(0)
     return dx.to(x.dtype).contiguous(), dgamma, dbeta
