@@ -4,6 +4,8 @@
     python3 benchmarks/check_kernels.py --nvcc [PATH]       compile the catalogue here, with this nvcc
     ... --operator NAME --json FILE --no-time
 
+Where FILE is of a run that was cut off, the rows that are right are kept.
+
 For each case and kernel: fresh random inputs of two seeds, poisoned outputs, comparison with the reference, every
 element written, three launches bit for bit. Then the median time of graph replays, with copies of the buffers that
 together exceed the L2 cache several times. Needs torch, and of brakecheck model, ops, kernels and worker alone.
@@ -17,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
-import datetime
 import json
 import os
 import queue
@@ -30,9 +31,11 @@ import threading
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 
-from brakecheck.model import BrakecheckError, Source, UnavailableError, UsageError, encode  # noqa: E402
+from record import KERNELS, Record  # noqa: E402
+
+from brakecheck.model import BrakecheckError, Source, UnavailableError, UsageError  # noqa: E402
 from brakecheck.ops import Case, CudaKernel, Operator, catalogue, catalogue_sources  # noqa: E402
 from brakecheck.ops.make import Make  # noqa: E402
 from brakecheck.worker.driver import KernelRun, Module, driver_version  # noqa: E402
@@ -241,7 +244,8 @@ def work_through(kernels: List[Row], done: Set[str], timed: bool, only: Optional
             todo = [k for k in mine if by_name[k["kernel"]].supports(case) and key_of(k) not in done
                     and f"{key_of(k)}/{case.name}" not in done]
             torch_key = {"operator": operator.name, "kernel": "torch", "toolchain": f"torch {torch.__version__}"}
-            if not todo:
+            supported = any(by_name[k["kernel"]].supports(case) for k in mine)
+            if not todo and (not supported or f"{key_of(torch_key)}/{case.name}" in done):
                 continue
             assert operator.make_inputs and operator.compute_reference and operator.compute_cost
             cost = operator.compute_cost(case)
@@ -309,55 +313,61 @@ def say(message: Row) -> None:
 
 # ---- the parent -----------------------------------------------------------------------------------------------------
 
-def supervise(kernels: List[Row], arguments: argparse.Namespace, show: Any) -> Tuple[Row, List[Row]]:
-    """Runs children until every case is done or has failed. Returns what the device is, and the rows."""
+def supervise(kernels: List[Row], arguments: argparse.Namespace, record: Record) -> None:
+    """Runs children until every case is done or has failed, and adds rows to those that the record has."""
     facts: Row = {}
-    rows: List[Row] = []
-    done: List[str] = []
+    done = [f"{key_of(row)}/{row['case']}" for row in record.rows]
     while True:
         before = len(done)
         command = [sys.executable, str(Path(__file__).resolve()), "--child"]
         command += ["--no-time"] if arguments.no_time else []
         command += ["--operator", arguments.operator] if arguments.operator else []
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert process.stdin and process.stdout
-        process.stdin.write(json.dumps({"kernels": kernels, "done": done}))
-        process.stdin.close()
-        lines: queue.Queue[Optional[str]] = queue.Queue()
-        threading.Thread(target=_forward, args=(process.stdout, lines), daemon=True).start()
-        started: Optional[Row] = None
-        problem = "the process ended"
-        while True:
-            try:
-                line = lines.get(timeout=HANG_SECONDS)
-            except queue.Empty:
-                problem = f"no answer for {HANG_SECONDS} s: killed"
-                process.kill()
-                break
-            if line is None:
-                break
-            message = json.loads(line)
-            if "start" in message:
-                started = message["start"]
-            elif "row" in message:
-                rows.append(message["row"])
-                done.append(f"{key_of(message['row'])}/{message['row']['case']}")
-                if message.get("fatal"):
-                    done.append(key_of(message["row"]))
-                started = None
-                show(message["row"])
-            else:
-                if not facts:
-                    print(", ".join(f"{k} {v}" for k, v in message.items() if v), flush=True)
-                facts = message
-        if process.wait() == 0:
-            return facts, rows
+        try:
+            started, problem, facts = follow(process, {"kernels": kernels, "done": done}, done, record, facts)
+            status = process.wait()
+        finally:
+            process.kill()
+        if status == 0:
+            return
         if started:
-            rows.append({**started, "ok": False, "problem": problem})
+            record.add({**started, "ok": False, "problem": problem})
             done += [f"{key_of(started)}/{started['case']}", key_of(started)]
-            show(rows[-1])
+            show(record.rows[-1])
         elif len(done) == before:
             raise UnavailableError("the child process ended without a result", None, "see its message above")
+
+
+def follow(process: Any, plan: Row, done: List[str], record: Record, facts: Row) -> Tuple[Optional[Row], str, Row]:
+    """Takes what a child says until it ends or hangs: the case that it left unfinished, why, and what the device is."""
+    process.stdin.write(json.dumps(plan))
+    process.stdin.close()
+    lines: queue.Queue[Optional[str]] = queue.Queue()
+    threading.Thread(target=_forward, args=(process.stdout, lines), daemon=True).start()
+    started: Optional[Row] = None
+    while True:
+        try:
+            line = lines.get(timeout=HANG_SECONDS)
+        except queue.Empty:
+            process.kill()
+            return started, f"no answer for {HANG_SECONDS} s: killed", facts
+        if line is None:
+            return started, "the process ended", facts
+        message = json.loads(line)
+        if "start" in message:
+            started = message["start"]
+        elif "row" in message:
+            record.add(message["row"])
+            done.append(f"{key_of(message['row'])}/{message['row']['case']}")
+            if message.get("fatal"):
+                done.append(key_of(message["row"]))
+            started = None
+            show(message["row"])
+        else:
+            if not facts:
+                print(", ".join(f"{k} {v}" for k, v in message.items() if v), flush=True)
+            facts = message
+            record.data.update(message)
 
 
 def _forward(out: Any, lines: queue.Queue[Optional[str]]) -> None:
@@ -395,34 +405,44 @@ def main() -> int:
         raise UsageError("give either a bundle or --nvcc", None, "see --help")
     if arguments.operator and arguments.operator not in catalogue():
         raise UsageError(f"no operator {arguments.operator!r}", "--operator", f"one of {', '.join(catalogue())}")
+    device, torch_version, arch = here()
+    files = [*(KERNELS / "cuda").iterdir(), *(KERNELS.parent / "ops").glob("*.py"),
+             *(KERNELS.parent / "worker" / name for name in ("driver.py", "numerics.py"))]
+    if arguments.bundle:
+        files += [f for f in arguments.bundle.iterdir() if f.is_file()]
+    facts = {"device": device, "torch": torch_version, "timed": not arguments.no_time}
+    record = Record(arguments.json, __file__, facts, [f for f in files if f.is_file()])
+    return record.run(lambda: work(record, arguments, arguments.arch or arch))
+
+
+def work(record: Record, arguments: argparse.Namespace, arch: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
-        if arguments.nvcc:
-            kernels = compile_all(arguments.nvcc, arguments.arch or local_arch(), Path(folder), arguments.operator)
-        else:
-            kernels = read_bundle(arguments.bundle, arguments.arch or local_arch())
-        facts, rows = supervise(kernels, arguments, show)
+        with record.phase("compiling"):
+            if arguments.nvcc:
+                kernels = compile_all(arguments.nvcc, arch, Path(folder), arguments.operator)
+            else:
+                kernels = read_bundle(arguments.bundle, arch)
+        with record.phase("running"):
+            supervise(kernels, arguments, record)
     for failed in (k for k in kernels if "message" in k):
-        rows.append({**failed, "case": "compile", "ok": False, "problem": failed["message"].splitlines()[0]})
-        show(rows[-1])
+        record.add({**failed, "case": "compile", "ok": False, "problem": failed["message"].splitlines()[0]})
+        show(record.rows[-1])
         print(failed["message"])
-    wrong = [r for r in rows if not r["ok"]]
-    print(f"{len(rows)} rows, {len(wrong)} failed")
-    if arguments.json:
-        command = " ".join(["python3", "benchmarks/check_kernels.py", *(Path(a).name for a in sys.argv[1:])])
-        record = {**facts, "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-                  "command": command, "rows": rows}
-        arguments.json.write_text(json.dumps(encode(record), indent=1) + "\n")
-    return 1 if wrong or not rows else 0
+    wrong = [r for r in record.rows if not r["ok"]]
+    print(f"{len(record.rows)} rows, {len(wrong)} failed")
+    return 1 if wrong or not record.rows else 0
 
 
-def local_arch() -> str:
-    """This GPU's architecture, read in a process of its own: the parent must not hold a context."""
-    code = "import torch; print('sm_%d%d' % torch.cuda.get_device_capability())"
+def here() -> Tuple[str, str, str]:
+    """This GPU, torch's version and the GPU's architecture, asked in a process of its own: the parent must not hold a
+    context."""
+    code = ("import torch as t; print(t.cuda.get_device_name(), t.__version__, "
+            "'sm_%d%d' % t.cuda.get_device_capability(), sep='\\n')")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     if done.returncode:
         raise UnavailableError("torch sees no GPU", done.stderr.strip().splitlines()[-1], "run on a machine with a GPU")
-    arch = done.stdout.strip()
-    return arch + "a" if int(arch[3:]) >= 90 else arch
+    device, version, arch = done.stdout.split("\n")[:3]
+    return device, version, arch + "a" if int(arch[3:]) >= 90 else arch
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 allocation, copies from the host, managed memory, counters. A line an answer; --json keeps them. WHILE nodes with a body
 need nvcc, counters need ncu: without them these are left out, with a message.
 
-    PYTHONPATH=. python3 benchmarks/micro.py --json record.json [--only allocate]
+    python3 benchmarks/micro.py --json record.json [--only allocate]
+
+Where record.json is of a run that was cut off, the experiments that it ended are kept.
 """
 
 from __future__ import annotations
@@ -10,8 +12,6 @@ from __future__ import annotations
 import argparse
 import csv
 import ctypes
-import datetime
-import json
 import random
 import statistics
 import subprocess
@@ -19,10 +19,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 import torch  # noqa: E402
+from record import KERNELS, NO_DEVICE, Record, device_facts, no_device  # noqa: E402
 from timing import medians  # noqa: E402
 
 from brakecheck.kernels import jit  # noqa: E402
@@ -75,7 +76,9 @@ def launches() -> Iterator[Answer]:
     """A chain of 100 small kernels, each adding to what the one before it wrote (A3)."""
     x = torch.zeros(132, device="cuda")
     plain = jit.kernel(SOURCE, "small", torch.cuda.current_device(), (128, 1))
-    early = dependent("small_dependent")
+    ways = [("graph", plain)]
+    if torch.cuda.get_device_capability() >= (9, 0):
+        ways.append(("graph, dependent launch", dependent("small_dependent")))
 
     def chain(kernel: Any) -> Callable[[], None]:
         return lambda: [kernel((132, 1), [x], stream()) for _ in range(100)] and None
@@ -86,9 +89,9 @@ def launches() -> Iterator[Answer]:
 
     yield "100 small kernels", "torch, eager", 1e6 * seconds(eager), "us"
     yield "100 small kernels", "driver launches", 1e6 * seconds(chain(plain)), "us"
-    for name, calls in (("graph", chain(plain)), ("graph, dependent launch", chain(early))):
+    for name, kernel in ways:
         x.zero_()
-        value = medians({name: [calls]}, 1)[name]
+        value = medians({name: [chain(kernel)]}, 1)[name]
         yield "100 small kernels", name, value, "us"
     assert x.unique().numel() == 1, "a dependent kernel ran before what it depends on"
 
@@ -132,7 +135,7 @@ def graph_of(count: int, add: Callable[[ctypes.c_void_p, List[ctypes.c_void_p]],
 
 
 def conditionals() -> Iterator[Answer]:
-    """What a conditional node of a graph costs, its body one small kernel, taken and not (B3)."""
+    """What a conditional node of a graph costs, its body one small kernel or empty, taken and not (B3)."""
     x = torch.zeros(132, device="cuda")
     kernel = jit.kernel(SOURCE, "small", torch.cuda.current_device(), (128, 1))
     pointer = ctypes.c_void_p(x.data_ptr())
@@ -168,23 +171,29 @@ def conditionals() -> Iterator[Answer]:
         return add
 
     yield "graph node", "kernel", graph_of(50, add_kernel), "us"
-    for name, kind, size, value in (("IF, taken", 0, 1, 1), ("IF, not taken", 0, 1, 0), ("IF ELSE, else", 0, 2, 0),
-                                    ("WHILE, not entered", 1, 1, 0), ("SWITCH of 8, last", 2, 8, 7),
-                                    ("SWITCH of 8, none", 2, 8, 8)):
+    def empty(graph: ctypes.c_void_p, handle: int) -> None:
+        """A body with no node; a WHILE that is entered must have one, or nothing ends it."""
+
+    for name, kind, size, value, body in (
+            ("IF, taken", 0, 1, 1, None), ("IF, not taken", 0, 1, 0, None), ("IF ELSE, else", 0, 2, 0, None),
+            ("WHILE, not entered", 1, 1, 0, None), ("SWITCH of 8, last", 2, 8, 7, None),
+            ("SWITCH of 8, none", 2, 8, 8, None), ("IF, taken, empty", 0, 1, 1, empty),
+            ("IF, not taken, empty", 0, 1, 0, empty), ("WHILE, not entered, empty", 1, 1, 0, empty),
+            ("SWITCH of 8, last, empty", 2, 8, 7, empty), ("SWITCH of 8, none, empty", 2, 8, 8, empty)):
         try:
-            yield "graph node", name, graph_of(50, adder(kind, size, value)), "us"
+            yield "graph node", name, graph_of(50, adder(kind, size, value, body)), "us"
         except BrakecheckError as error:
             print(f"graph node {name}: {error}", file=sys.stderr)
     turn = loop_body()
     for turns in (1, 2, 10) if turn else ():
         left = torch.full((1,), turns, dtype=torch.int32, device="cuda")
 
-        def body(graph: ctypes.c_void_p, handle: int, left: Any = left, turns: int = turns) -> None:
+        def turns_left(graph: ctypes.c_void_p, handle: int, left: Any = left, turns: int = turns) -> None:
             given = [ctypes.c_uint64(handle), ctypes.c_void_p(left.data_ptr()), ctypes.c_int(turns)]
             pointers = (ctypes.c_void_p * 3)(*[ctypes.addressof(v) for v in given])
             add_kernel(graph, [], turn, pointers, 1)
 
-        yield "graph node", f"WHILE, {turns} turn{'s' * (turns > 1)}", graph_of(50, adder(1, 1, 1, body)), "us"
+        yield "graph node", f"WHILE, {turns} turn{'s' * (turns > 1)}", graph_of(50, adder(1, 1, 1, turns_left)), "us"
         assert int(left) == turns, "a WHILE node did not end its turns"
 
 
@@ -454,22 +463,32 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write the answers here")
     parser.add_argument("--only", choices=[*EXPERIMENTS, "profiled"])
     arguments = parser.parse_args()
+    if no_device():
+        return NO_DEVICE
     torch.zeros(1, device="cuda")
     if arguments.only == "profiled":
         profiled()
         return 0
-    rows: List[Dict[str, Any]] = []
+    kernels = [KERNELS / "cuda" / name for name in ("transpose.cu", "router_reduce.cu", "warp.cuh")]
+    record = Record(arguments.json, __file__, device_facts(), [
+        Path(SOURCE), Path(SOURCE).with_name("micro_while.cu"), Path(__file__).with_name("timing.py"), *kernels,
+        KERNELS / "arena.py", KERNELS / "jit.py"])
+    return record.run(lambda: work(record, arguments.only))
+
+
+def work(record: Record, only: Optional[str]) -> int:
+    ended = record.data.setdefault("ended", [])
+    record.rows[:] = [row for row in record.rows if row["experiment"] in ended]
     for name, experiment in EXPERIMENTS.items():
-        if arguments.only in (None, name):
+        if only not in (None, name) or name in ended:
+            continue
+        with record.phase(name):
             for question, answer, value, unit in experiment():
-                rows.append({"experiment": name, "question": question, "answer": answer, "value": value, "unit": unit})
+                record.add({"experiment": name, "question": question, "answer": answer, "value": value, "unit": unit})
                 print(f"{question:52} {answer:30} {value:12.3f} {unit}", flush=True)
-    if arguments.json:
-        record = {"device": torch.cuda.get_device_name(0), "torch": torch.__version__,
-                  "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-                  "command": " ".join(["python3", "benchmarks/micro.py", *(Path(a).name for a in sys.argv[1:])]),
-                  "rows": rows}
-        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+        if record.rows and record.rows[-1]["experiment"] == name:  # else it was left out, and said why
+            ended.append(name)
+            record.save()
     return 0
 
 

@@ -1,20 +1,22 @@
 """The MoE operators beside their peers on this GPU: a line a case with the time, the share of copy speed, and the ratio
 to the best peer. Every case is checked against float64 first.
 
-    PYTHONPATH=. python3 benchmarks/moe_ops.py --json record.json [--svg docs] [--only router] [--no-compile]
+    python3 benchmarks/moe_ops.py --json record.json [--svg docs] [--only router] [--no-compile]
+
+Where record.json is of a run that was cut off, the lines it has are kept.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 import torch  # noqa: E402
+from record import KERNELS, NO_DEVICE, Record, device_facts, no_device  # noqa: E402
 from shares import svg  # noqa: E402
 from timing import copies_for, medians  # noqa: E402
 
@@ -26,6 +28,7 @@ from brakecheck.worker import nvml  # noqa: E402
 Row = Dict[str, Any]
 # operator, case, bytes a call, candidates, error against float64, what the error may be
 CaseOf = Tuple[str, str, float, Dict[str, List[Callable[[], Any]]], float, float]
+Missing = Callable[[str, str], bool]  # operator, case: is it still to be measured?
 
 
 def relative(out: Any, reference: Any) -> float:
@@ -36,7 +39,7 @@ def repeat(call: Callable[[int], Any], copies: int) -> List[Callable[[], Any]]:
     return [lambda i=i: call(i) for i in range(copies)]
 
 
-def router_cases(make: Make, compiled: bool) -> Iterator[CaseOf]:
+def router_cases(make: Make, compiled: bool, missing: Missing) -> Iterator[CaseOf]:
     # Top-k and weights alone: no counts, no places. torch.compile leaves topk to torch, so it is no further peer.
     def peer(x: Any, k: int) -> Any:
         weight, index = x.float().softmax(1).topk(k, dim=1)
@@ -47,6 +50,9 @@ def router_cases(make: Make, compiled: bool) -> Iterator[CaseOf]:
               (8192, 256, 8, "float32"),
               (8192, 512, 10, "float32"), (16384, 256, 8, "bfloat16"), (65536, 256, 8, "float32")]
     for tokens, experts, k, dtype in shapes:
+        name = f"{tokens} x {experts} k{k} {dtype}"
+        if not missing("route", name):
+            continue
         size = tokens * experts * (4 if dtype == "float32" else 2)
         copies = copies_for(size)
         x = [make.normal(tokens, experts, dtype=dtype) for _ in range(copies)]
@@ -60,11 +66,28 @@ def router_cases(make: Make, compiled: bool) -> Iterator[CaseOf]:
                       "ours sigmoid+bias": repeat(
                           lambda i, x=x, k=k, b=bias: ops.route(x[i], k, "sigmoid", b), copies),
                       "torch": repeat(lambda i, x=x, k=k: peer(x[i], k), copies)}
-        yield "route", f"{tokens} x {experts} k{k} {dtype}", size + 12.0 * tokens * k, candidates, error, 1e-5
+        candidates.update(router_peers(x, k))
+        yield "route", name, size + 12.0 * tokens * k, candidates, error, 1e-5
 
 
-def permute_cases(make: Make, compiled: bool) -> Iterator[CaseOf]:
+def router_peers(x: List[Any], k: int) -> Dict[str, List[Callable[[], Any]]]:
+    """Top-k and softmax over the chosen, as quack has it: widths and k that are powers of two."""
+    try:
+        from quack.topk import topk_fwd
+
+        topk_fwd(x[0], k, True)
+    except Exception as error:  # noqa: BLE001 - not installed, or no such shape: its own line, not ours
+        if not isinstance(error, ImportError):
+            print(f"# quack {tuple(x[0].shape)} k{k}: {(str(error) or type(error).__name__).splitlines()[0][:100]}")
+        return {}
+    return {"quack": repeat(lambda i: topk_fwd(x[i], k, True), len(x))}
+
+
+def permute_cases(make: Make, compiled: bool, missing: Missing) -> Iterator[CaseOf]:
     for tokens, width, k in [(1, 7168, 8), (512, 7168, 8), (4096, 7168, 8), (8192, 4096, 2)]:
+        name = f"{tokens} x {k} x {width} bfloat16"
+        if not missing("permute", name) and not missing("unpermute", name):
+            continue
         moved = 2.0 * tokens * width * (1 + k)
         copies = min(8, copies_for(moved))
         x = [make.normal(tokens, width, dtype="bfloat16") for _ in range(copies)]
@@ -78,7 +101,6 @@ def permute_cases(make: Make, compiled: bool) -> Iterator[CaseOf]:
             return (y[place.reshape(-1)].reshape(*place.shape, width) * weight[:, :, None]).sum(1).to(y.dtype)
 
         fused = torch.compile(sum_of_rows) if compiled else None
-        name = f"{tokens} x {k} x {width} bfloat16"
         error = float(not torch.equal(ops.permute(x[0], place), x[0][source]))
         yield "permute", name, moved, {
             "ours": repeat(lambda i, x=x, p=place: ops.permute(x[i], p), copies),
@@ -95,9 +117,12 @@ def permute_cases(make: Make, compiled: bool) -> Iterator[CaseOf]:
         del x, y
 
 
-def scatter_cases(make: Make, compiled: bool) -> Iterator[CaseOf]:
+def scatter_cases(make: Make, compiled: bool, missing: Missing) -> Iterator[CaseOf]:
     for n, rows, width in [(16384, 50257, 1024), (65536, 50257, 1024), (500000, 100000, 128)]:
         for kind in ("uniform", "zipf", "one"):
+            name = f"{n} -> {rows} x {width} {kind}"
+            if not missing("add_rows", name):
+                continue
             index = make.zipf(n, rows=rows, dtype="int32") if kind == "zipf" else make.integers(n, low=0, high=rows)
             if kind == "one":
                 index = index.where(make.uniform(n) >= 0.95, index.new_full((), rows // 2))
@@ -110,7 +135,7 @@ def scatter_cases(make: Make, compiled: bool) -> Iterator[CaseOf]:
             exact = relative(ops.embedding_gradient(g[0], index, rows, True), reference)
             del reference
             touched = 4.0 * min(n, int(index.unique().numel())) * width
-            name = f"{n} -> {rows} x {width} {kind} (errors: ours {error:.0e}, sorted {exact:.0e}, torch {theirs:.0e})"
+            name += f" (errors: ours {error:.0e}, sorted {exact:.0e}, torch {theirs:.0e})"
             wide = index.long()
             yield "add_rows", name, 2.0 * n * width + touched, {
                 "ours": repeat(lambda i, g=g, o=out, j=index: ops.add_rows(o, j, g[i]), copies),
@@ -141,22 +166,29 @@ def main() -> int:
     if arguments.plot:
         plot(json.loads(arguments.plot.read_text()), arguments.svg or Path())
         return 0
-    ceiling = copy_speed()
+    if no_device():
+        return NO_DEVICE
+    sources = [*KERNELS.glob("moe*.py"), KERNELS / "jit.py", Path(__file__).with_name("timing.py"),
+               *(f for of in ("router", "moe_", "scatter", "warp", "tma") for f in (KERNELS / "cuda").glob(f"{of}*"))]
+    facts = {**device_facts(), "torch_compile": not arguments.no_compile}
+    record = Record(arguments.json, __file__, facts, sources)
+    return record.run(lambda: work(record, arguments))
+
+
+def work(record: Record, arguments: argparse.Namespace) -> int:
+    have = {(row["operator"], row["case"].split(" (")[0]) for row in record.rows}
+    ceiling = record.data["copy_gb_s"] = copy_speed()
     print(f"copy {ceiling:.0f} GB/s")
-    rows: List[Row] = []
-    record = {"device": torch.cuda.get_device_name(0), "torch": torch.__version__, "copy_gb_s": ceiling,
-              "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-              "command": " ".join(["python3", "benchmarks/moe_ops.py", *(Path(a).name for a in sys.argv[1:])]),
-              "rows": rows}
     for name, cases in CASES.items():
         if arguments.only in (None, name):
-            for row in measure(cases(Make("cuda", 20261201), not arguments.no_compile), ceiling):
-                rows.append(row)
-                if arguments.json:
-                    arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+            with record.phase(name):
+                for row in measure(cases(Make("cuda", 20261201), not arguments.no_compile,
+                                         lambda *case: case not in have), ceiling):
+                    if (row["operator"], row["case"].split(" (")[0]) not in have:
+                        record.add(row)
     if arguments.svg:
-        plot(record, arguments.svg)
-    return int(any(not row["ok"] for row in rows))
+        plot(record.data, arguments.svg)
+    return int(any(not row["ok"] for row in record.rows))
 
 
 def measure(cases: Iterator[CaseOf], ceiling: float) -> Iterator[Row]:

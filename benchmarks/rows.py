@@ -1,22 +1,24 @@
 """Softmax, LayerNorm and RMSNorm on this machine's GPU: right against FP64, then timed beside their peers.
 
-    python3 benchmarks/rows.py [--json FILE] [--svg FOLDER]   check, time, write the record and the plots
+    python3 benchmarks/rows.py [--json FILE] [--svg FOLDER]   check, time, write the record and the plots; where FILE
+                                                              is of a run that was cut off, what it has is kept
     python3 benchmarks/rows.py --check [--small]              numerics alone; --small: few, for compute-sanitizer
     python3 benchmarks/rows.py --plot RECORD --svg FOLDER     plots from a record, no GPU needed
 
 A line a case: operator, case, us, GB/s, share of the copy, ratio of the best peer's time to ours, SM clock. Bytes are
 each input read once and each output written once. "copy" is torch.add(x, 1), a kernel that reads and writes as much;
 torch's own copy_ is a cudaMemcpy, which is slower from 512 MiB on. All arms of a case are graphs over rotating buffers
-of several times L2, replayed in turn in one process; the median over rounds counts. Peers that are not installed are
-left out.
+of several times L2 (4 x 102,400 stays in it), replayed in turn in one process; the median over rounds counts. Peers
+that are not installed are left out. The seconds of each phase are printed at the end and kept in the record.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import ctypes
-import datetime
+import importlib.util
 import json
 import os
 import statistics
@@ -24,15 +26,32 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Set, Tuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
+from record import KERNELS, NO_DEVICE, Record, device_facts, no_device  # noqa: E402
 
 SHAPES = ((16384, 1024), (8192, 4096), (4096, 8192), (4096, 32768), (2048, 131072))
 OTHERS = (8192, 4096)  # for float16 and float32, and with a residual
 OPERATORS = ("softmax", "rms_norm", "layer_norm")
 EPSILON = 1e-5
 Arms = Dict[str, Callable[[int], Any]]
+Line = Tuple[str, str, int, int, str]  # operator, "" or backward or residual, rows, columns, dtype
+
+
+def lines() -> List[Line]:
+    """What is timed, in this order: what has a target comes first, in case the run is cut off."""
+    found: List[Line] = [(name, "", rows, n, "bfloat16") for rows, n in SHAPES for name in OPERATORS]
+    found += [("softmax", part, 4, 102400, "bfloat16") for part in ("", "backward")]
+    found += [(name, "backward", rows, n, "bfloat16") for rows, n in SHAPES for name in OPERATORS]
+    found += [(name, "residual", rows, n, "bfloat16") for rows, n in (OTHERS, SHAPES[3]) for name in OPERATORS[1:]]
+    return found + [(name, part, *OTHERS, dtype) for dtype in ("float16", "float32") for part in ("", "backward")
+                    for name in OPERATORS]
+
+
+def key_of(row: Dict[str, Any]) -> Line:
+    name, _, part = row["operator"].partition(" ")
+    return name, part, row["rows"], row["columns"], row["dtype"]
 
 
 # ---- numerics -------------------------------------------------------------------------------------------------------
@@ -213,6 +232,12 @@ def peer_forwards(name: str) -> Dict[str, Callable[..., Any]]:
     return found
 
 
+def quack_keeps_kernels() -> bool:
+    """Whether this quack has a cache on disk: older ones compile in every process."""
+    return any(importlib.util.find_spec("quack") and importlib.util.find_spec(f"quack.{m}")
+               for m in ("cache", "cache_utils"))
+
+
 def quack_forward(name: str) -> Optional[Callable[..., Any]]:
     try:
         from quack.rmsnorm import layernorm_fwd, rmsnorm_fwd
@@ -224,6 +249,37 @@ def quack_forward(name: str) -> Optional[Callable[..., Any]]:
         "layer_norm": lambda x, w, b: layernorm_fwd(x, w, b, eps=EPSILON),
         "rms_norm": lambda x, w, b: rmsnorm_fwd(x, w, eps=EPSILON)[0],
     }[name]
+
+
+def quack_both(name: str) -> Dict[str, Callable[..., Any]]:
+    """quack with autograd: it has none for LayerNorm."""
+    try:
+        from quack.rmsnorm import rmsnorm
+        from quack.softmax import softmax
+    except ImportError:
+        return {}
+    return {"softmax": {"quack": lambda x, w, b: softmax(x)},
+            "rms_norm": {"quack": lambda x, w, b: rmsnorm(x, w, eps=EPSILON)}}.get(name, {})
+
+
+def fused_adds(name: str) -> Dict[str, Callable[..., Any]]:
+    """(x, residual, weight) -> norm and sum, of the peers that have it in one kernel: RMSNorm alone."""
+    found: Dict[str, Callable[..., Any]] = {}
+    if name != "rms_norm":
+        return found
+    try:
+        from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
+
+        found["Liger"] = lambda x, r, w: LigerFusedAddRMSNormFunction.apply(x, r, w, EPSILON, 0.0, "llama", False)
+    except ImportError:
+        pass
+    try:
+        from quack.rmsnorm import rmsnorm_fwd
+
+        found["quack"] = lambda x, r, w: rmsnorm_fwd(x, w, residual=r, eps=EPSILON)
+    except ImportError:
+        pass
+    return found
 
 
 class Case:
@@ -264,8 +320,12 @@ class Case:
 
         x, r = self.x, self.dy
         compiled = torch.compile(separate, fullgraph=True, dynamic=False)
-        return {"copy": lambda i: torch.add(x[i], 1), "ours": lambda i: ours(self.name, x[i], self.w, self.b, r[i]),
-                "torch": lambda i: separate(x[i], r[i]), "torch.compile": lambda i: compiled(x[i], r[i])}
+        arms: Arms = {"copy": lambda i: torch.add(x[i], 1),
+                      "ours": lambda i: ours(self.name, x[i], self.w, self.b, r[i]),
+                      "torch": lambda i: separate(x[i], r[i]), "torch.compile": lambda i: compiled(x[i], r[i])}
+        for peer, function in fused_adds(self.name).items():
+            arms[peer] = lambda i, function=function: function(x[i], r[i], self.w)
+        return arms
 
     def backward(self) -> Arms:
         """Arms over outputs that were computed before; each works on as many buffers as there are dy."""
@@ -273,7 +333,8 @@ class Case:
 
         arms: Arms = {"copy": lambda i: torch.add(self.x[i], 1)}
         used = {"softmax": 1, "rms_norm": 2, "layer_norm": 3}[self.name]
-        for peer, function in {"ours": lambda x, w, b: ours(self.name, x, w, b), **peer_forwards(self.name)}.items():
+        peers = {"ours": lambda x, w, b: ours(self.name, x, w, b), **peer_forwards(self.name), **quack_both(self.name)}
+        for peer, function in peers.items():
             leaves = [[t.detach().requires_grad_() for t in (x, self.w, self.b)] for x in self.x[:len(self.dy)]]
             try:
                 outputs = [function(*leaf) for leaf in leaves]
@@ -288,11 +349,11 @@ class Case:
 LAUNCHES = 24  # at least, in a graph: its own start is 5 to 10 us, which four launches would be charged 2 us each
 
 
-def measure(arms: Arms, copies: int, rounds: int) -> Dict[str, float]:
-    """Median microseconds a call of each arm: graphs over all copies, replayed in turn."""
+def capture(arms: Arms, copies: int) -> Dict[str, Tuple[Any, int]]:
+    """A graph of each arm over all copies, and its calls."""
     import torch
 
-    graphs: Dict[str, Any] = {}
+    graphs: Dict[str, Tuple[Any, int]] = {}
     stream = torch.cuda.current_stream()
     launches = -(-LAUNCHES // copies) * copies
     for name, call in arms.items():
@@ -304,15 +365,22 @@ def measure(arms: Arms, copies: int, rounds: int) -> Dict[str, float]:
                 kept: Deque[Any] = collections.deque(maxlen=copies)  # outputs rotate too
                 for i in range(launches):
                     kept.append(call(i % copies))
-            graphs[name] = graph
+            graphs[name] = graph, launches
             del kept
         except Exception as error:  # noqa: BLE001 - a peer's failure is its own line, not ours
             if name in ("ours", "copy"):
                 raise
             print(f"# {name}: {str(error).splitlines()[0][:120]}")
+    return graphs
+
+
+def replay(graphs: Dict[str, Tuple[Any, int]], rounds: int) -> Dict[str, float]:
+    """Median microseconds a call of each arm, its graphs replayed in turn."""
+    import torch
+
     times: Dict[str, List[float]] = {name: [] for name in graphs}
     for turn in range(rounds + 1):
-        for name, graph in graphs.items():
+        for name, (graph, launches) in graphs.items():
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
             graph.replay()
@@ -335,27 +403,35 @@ def sm_clock() -> Optional[int]:
     return None if lib.nvmlDeviceGetClockInfo(device, 1, ctypes.byref(clock)) else clock.value
 
 
-def time_all(rounds: int, only: Optional[Tuple[str, int]] = None) -> Iterator[Dict[str, Any]]:
+def graphs_of(wanted: Line, with_quack: bool = True) -> Tuple[Case, Dict[str, Tuple[Any, int]]]:
     import torch
-    import torch._functorch.config as functorch
 
-    functorch.donated_buffer = False  # the backward graphs are replayed
-    cases = [(name, rows, n, torch.bfloat16) for rows, n in (*SHAPES, (4, 102400)) for name in OPERATORS
-             if rows > 100 or name == "softmax"]
-    cases += [(name, *OTHERS, dtype) for dtype in (torch.float16, torch.float32) for name in OPERATORS]
-    with torch.cuda.stream(torch.cuda.Stream()):
-        for name, rows, n, dtype in cases:
-            if only and (name, n) != only:
-                continue
-            torch._dynamo.reset()
-            case = Case(name, rows, n, dtype)
-            yield line(name, case, measure(case.forward(), case.copies, rounds), 2)
-            with torch.enable_grad():
-                yield line(name + " backward", case, measure(case.backward(), len(case.dy), rounds), 3)
-            if name != "softmax" and dtype == torch.bfloat16 and (rows, n) in (OTHERS, SHAPES[3]):
-                yield line(name + " residual", case, measure(case.residual(), len(case.dy), rounds), 4)
-            del case
-            torch.cuda.empty_cache()
+    name, part, rows, n, dtype = wanted
+    torch._dynamo.reset()
+    case = Case(name, rows, n, getattr(torch, dtype))
+    copies = len(case.dy) if part else case.copies
+    with torch.set_grad_enabled(part == "backward"):
+        arms = case.backward() if part == "backward" else case.residual() if part else case.forward()
+        if not with_quack:
+            arms.pop("quack", None)
+        return case, capture(arms, copies)
+
+
+def time_all(record: Record, missing: List[Line], rounds: int) -> None:
+    import torch
+
+    for wanted in missing:
+        with record.phase("compiling and capturing"):
+            case, graphs = graphs_of(wanted)
+        with record.phase("timing"):
+            times = replay(graphs, rounds)
+        name, part, *_ = wanted
+        streams = {"": 2, "backward": 3, "residual": 4}[part]
+        row = line(f"{name} {part}".strip(), case, times, streams)
+        show(row)
+        record.add(row)
+        del case, graphs
+        torch.cuda.empty_cache()
 
 
 def line(label: str, case: Case, times: Dict[str, float], streams: int) -> Dict[str, Any]:
@@ -425,24 +501,50 @@ def plot(record: Dict[str, Any], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for operator in dict.fromkeys(r["operator"] for r in record["rows"] if "residual" not in r["operator"]):
         rows = [r for r in record["rows"] if r["operator"] == operator and r["rows"] > 100 and r["dtype"] == "bfloat16"]
+        if not rows:  # of a run that was cut off
+            continue
         name = "rows-" + operator.replace(" ", "-").replace("_", "-") + ".svg"
         (folder / name).write_text(svg(f"{operator} bfloat16, {record['device']}", rows))
 
 
 # ---- command --------------------------------------------------------------------------------------------------------
 
-def warm(jobs: int) -> None:
-    """Fills the peers' compile caches in parallel, so that the timed process finds them."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--warm"]
-    waiting = [[name, str(n)] for _, n in SHAPES for name in OPERATORS] + [["softmax", "102400"]]
+def warm(jobs: int, missing: List[Line]) -> None:
+    """Fills the peers' compile caches for these lines in parallel, so that the timed process finds them."""
+    waiting: Dict[Tuple[str, int, str], List[Line]] = {}
+    for wanted in missing:
+        waiting.setdefault((wanted[0], wanted[3], wanted[4]), []).append(wanted)
+    tasks = list(waiting.values())
     running: List[subprocess.Popen[bytes]] = []
-    while waiting or running:
-        running = [p for p in running if p.poll() is None]
-        while waiting and len(running) < jobs:
-            running.append(subprocess.Popen([*command, *waiting.pop()], stdout=subprocess.DEVNULL,
-                                            stderr=subprocess.DEVNULL))
-        if running:
-            running[0].wait()
+    try:
+        while tasks or running:
+            running = [p for p in running if p.poll() is None]
+            while tasks and len(running) < jobs:
+                running.append(subprocess.Popen([sys.executable, str(Path(__file__).resolve()), "--warm",
+                                                 json.dumps(tasks.pop())],
+                                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+            if running:
+                running[0].wait()
+    finally:
+        for process in running:
+            process.kill()
+
+
+def warm_one(wanted: List[Line]) -> None:
+    """In a process of its own: compiles what these lines need, but nothing that the next process compiles again."""
+    with on_a_stream():
+        for each in wanted:
+            graphs_of(each, quack_keeps_kernels())
+
+
+@contextlib.contextmanager
+def on_a_stream() -> Iterator[None]:
+    import torch
+    import torch._functorch.config as functorch
+
+    functorch.donated_buffer = False  # the backward graphs are replayed
+    with torch.cuda.stream(torch.cuda.Stream()):
+        yield
 
 
 def main() -> int:
@@ -453,41 +555,44 @@ def main() -> int:
     parser.add_argument("--svg", type=Path)
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--warm", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--warm", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.plot:
         plot(json.loads(arguments.plot.read_text()), arguments.svg or Path())
         return 0
-    import torch
-
-    if not torch.cuda.is_available():
-        print("no CUDA device: run on a machine with an NVIDIA GPU and torch with CUDA", file=sys.stderr)
-        return 69
+    if no_device():
+        return NO_DEVICE
     warnings.filterwarnings("error", "brakecheck's row kernels")  # a fall-back to torch must not pass for ours
     if arguments.warm:
-        list(time_all(1, (arguments.warm[0], int(arguments.warm[1]))))
+        warm_one([tuple(each) for each in json.loads(arguments.warm)])
         return 0
-    checked = check(arguments.small)
+    sources = [*KERNELS.glob("rows*.py"), KERNELS / "jit.py", *(KERNELS / "cuda").glob("rows*")]
+    record = Record(arguments.json, __file__, device_facts(), sources)
+    return record.run(lambda: work(record, arguments))
+
+
+def work(record: Record, arguments: argparse.Namespace) -> int:
+    checked = record.data.get("checks", [])
+    if arguments.check or not checked or not all(c["ok"] for c in checked):
+        with record.phase("checks"):
+            checked = check(arguments.small)
     wrong = [c for c in checked if not c["ok"]]
-    print(f"numerics: {len(checked) - len(wrong)} of {len(checked)} right")
+    print(f"numerics: {len(checked) - len(wrong)} of {len(checked)} right", flush=True)
     for c in wrong:
         print("  wrong:", json.dumps(c))
+    if not arguments.small:
+        record.data["checks"] = checked
+        record.save()
     if arguments.check:
         return 1 if wrong else 0
-    warm(max(1, min(16, (os.cpu_count() or 2) - 1)))
-    record: Dict[str, Any] = {
-        "device": torch.cuda.get_device_name(0), "torch": torch.__version__, "cuda": torch.version.cuda,
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join(["python3", "benchmarks/rows.py", *(Path(a).name for a in sys.argv[1:])]),
-        "checks": checked, "rows": [],
-    }
-    for row in time_all(arguments.rounds):
-        record["rows"].append(row)
-        show(row)
-        if arguments.json:
-            arguments.json.write_text(json.dumps(record, indent=1))
+    have: Set[Line] = {key_of(row) for row in record.rows}
+    missing = [each for each in lines() if each not in have]
+    with record.phase("filling torch.compile's cache"):
+        warm(max(1, min(16, (os.cpu_count() or 2) - 1)), missing)
+    with on_a_stream():
+        time_all(record, missing, arguments.rounds)
     if arguments.svg:
-        plot(record, arguments.svg)
+        plot(record.data, arguments.svg)
     return 1 if wrong else 0
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import statistics
 from typing import Any, Callable, Dict, List, Sequence
 
-L2_BYTES = 60 << 20  # of an H200, the largest so far
-
 
 def copies_for(bytes_a_call: float) -> int:
-    """How many sets of buffers to rotate over so that none is still in the cache when its turn comes."""
-    return int(min(24, max(2, 5 * L2_BYTES // max(bytes_a_call, 1) + 1)))
+    """How many sets of buffers to rotate over so that none is still in the cache when its turn comes. At most 24, so
+    calls of a few megabytes and less find theirs there, whoever makes them."""
+    import torch
+
+    cache = getattr(torch.cuda.get_device_properties(0), "L2_cache_size", 60 << 20)
+    return int(min(24, max(2, 5 * cache // max(bytes_a_call, 1) + 1)))
 
 
 def capture(calls: Sequence[Callable[[], Any]], launches: int) -> Any:

@@ -78,3 +78,56 @@ def test_router_in_a_graph_beside_other_shapes():
         graph.replay()
         for i, out in enumerate(captured):
             assert all(torch.equal(a, b) for a, b in zip(out, kept[i % len(x)]))
+
+
+# ---- permute, unpermute, rows added by index -------------------------------------------------------------------------
+
+
+def draw(*shape, strided, dtype=torch.bfloat16):
+    """Normal values; strided: every second column of a larger tensor, from the second on, stored by columns."""
+    if not strided:
+        return torch.randn(*shape, device="cuda").to(dtype)
+    return torch.randn(2 * shape[1] + 1, shape[0], device="cuda").to(dtype).t()[:, 1::2]
+
+
+def close(got, wanted, bound=2.0**-8):
+    assert got.shape == wanted.shape and bool(got.isfinite().all())
+    assert float((got.double() - wanted).norm()) <= bound * float(wanted.norm()) + 1e-30
+
+
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("tokens, experts, k, width", [(0, 8, 2, 64), (1, 8, 1, 8), (33, 8, 3, 77), (130, 60, 6, 520),
+                                                       (65, 16, 8, 7168), (37, 16, 16, 4104)])
+def test_permute_and_unpermute_with_gradients(tokens, experts, k, width, strided):
+    torch.manual_seed(4)
+    place = ops.route(torch.randn(tokens, experts, device="cuda"), k).place
+    if strided:
+        place = place.t().contiguous().t()
+    x, y = draw(tokens, width, strided=strided), draw(tokens * k, width, strided=strided)
+    assert torch.equal(ops.permute(x, place), plans.permute_plain(x, place))
+    weight, grad = draw(tokens, k, strided=strided, dtype=torch.float32), draw(tokens, width, strided=strided)
+    leaves = [t.detach().requires_grad_() for t in (y, weight)]
+    wide = [t.detach().double().requires_grad_() for t in (y, weight)]
+    out, wanted = ops.unpermute(leaves[0], place, leaves[1]), plans.unpermute_plain(wide[0], place, wide[1])
+    close(out.detach(), wanted.detach())
+    for got, right in zip(torch.autograd.grad(out, leaves, grad), torch.autograd.grad(wanted, wide, grad.double())):
+        close(got, right)
+
+
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("n, rows, width", [(0, 5, 64), (1, 1, 8), (301, 97, 77), (1000, 7, 520), (40000, 500, 136)])
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("index_type", [torch.int32, torch.int64])
+def test_rows_added_by_index_with_gradients(n, rows, width, deterministic, index_type, strided):
+    torch.manual_seed(5)
+    values, index = draw(n, width, strided=strided), torch.randint(rows, (n,), device="cuda", dtype=index_type)
+    wanted = torch.zeros(rows, width, device="cuda", dtype=torch.float64).index_add_(0, index, values.double())
+    adds = max(n / rows, 1)
+    bound = 2.0**-8 if deterministic else 2.0**-7 * adds**0.5
+    values.requires_grad_()
+    out = ops.embedding_gradient(values, index, rows, deterministic)
+    close(out.detach(), wanted, bound)
+    if deterministic:
+        assert torch.equal(out, ops.embedding_gradient(values, index, rows, True))
+    grad = torch.randn(rows, width, device="cuda").bfloat16()
+    assert torch.equal(torch.autograd.grad(out, values, grad)[0], grad[index.long()])

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -70,6 +71,22 @@ def test_gradient_of_the_weights(scoring, renormalise):
     chosen = 1.5 * (chosen / chosen.sum(1, keepdim=True) if renormalise else chosen)
     (wanted,) = torch.autograd.grad((chosen * weight).sum(), twin)
     torch.testing.assert_close(ours.double(), wanted, rtol=1e-4, atol=1e-6)
+    assert torch.autograd.gradcheck(lambda x: ops.route(x, 3, scoring, None, renormalise, 1.5).weight, twin)
+    assert torch.autograd.gradgradcheck(lambda x: ops.route(x, 3, scoring, None, renormalise, 1.5).weight, twin)
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("renormalise", [True, False])
+def test_rows_whose_weights_are_zero_get_no_gradient(scoring, renormalise):
+    """A row of -inf (padding), and one whose bias chooses experts that are masked: not NaN, as softmax gives."""
+    logits = torch.randn(3, 6, generator=torch.Generator().manual_seed(6))
+    logits[1] = -float("inf")
+    logits[2, :2] = -float("inf")
+    logits.requires_grad_()
+    routing = ops.route(logits, 2, scoring, torch.tensor([9.0, 9, 0, 0, 0, 0]), renormalise)
+    assert routing.expert[2].tolist() == [0, 1] and routing.weight[1:].eq(0).all()
+    (grad,) = torch.autograd.grad(routing.weight.square().sum(), logits)
+    assert grad.isfinite().all() and grad[1:].eq(0).all()
 
 
 @pytest.mark.parametrize("call, word", [
@@ -80,6 +97,16 @@ def test_gradient_of_the_weights(scoring, renormalise):
     (lambda: ops.permute(torch.zeros(3, 4), torch.zeros(2, 2, dtype=torch.int32)), "place"),
     (lambda: ops.unpermute(torch.zeros(6, 4), torch.zeros(3, 2)), "place"),
     (lambda: ops.add_rows(torch.zeros(3, 4), torch.zeros(2, dtype=torch.int32), torch.zeros(2, 5)), "rows"),
+    (lambda: ops.add_rows(torch.zeros(3, 4), torch.zeros(2), torch.zeros(2, 4)), "index is torch.float32"),
+    (lambda: ops.embedding_gradient(torch.zeros(3, 4), torch.zeros(2, dtype=torch.int32), 5), "2 indices"),
+    (lambda: ops.permute(torch.zeros(4), torch.zeros(4, 1, dtype=torch.int32)), "rows are"),
+    (lambda: ops.unpermute(torch.zeros(5, 4), torch.zeros(2, 2, dtype=torch.int32)), "5 rows"),
+    (lambda: ops.unpermute(torch.zeros(4, 4), torch.zeros(2, 2, dtype=torch.int32), torch.zeros(2, 3)), "weight is"),
+    (lambda: ops.route(torch.zeros(3, 4, dtype=torch.int32), 2), "int32"),
+    (lambda: ops.route(torch.zeros(3, 4), 2, bias=torch.zeros(4, device="meta")), "bias is on meta"),
+    (lambda: ops.permute(torch.zeros(3, 4), torch.zeros(3, 2, dtype=torch.int32, device="meta")), "place is on meta"),
+    (lambda: ops.add_rows(torch.zeros(3, 4), torch.zeros(2, dtype=torch.int32), torch.zeros(2, 4, device="meta")),
+     "rows is on meta"),
 ])
 def test_wrong_shapes_are_said(call, word):
     with pytest.raises(UsageError, match=word):
@@ -109,6 +136,84 @@ def test_gradients_of_permute_and_unpermute():
     assert torch.autograd.gradcheck(lambda x: ops.permute(x, place), x)
     y = torch.randn(8, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda y, w: ops.unpermute(y, place, w), (y, weight))
+    assert torch.autograd.gradgradcheck(lambda x: ops.permute(x, place), x)
+    assert torch.autograd.gradgradcheck(lambda y, w: ops.unpermute(y, place, w), (y, weight))
+
+
+def test_gradients_of_rows_that_are_not_contiguous():
+    """The kernel writes rows one after the other, whatever the strides of what it reads."""
+    place = ops.route(torch.randn(4, 3), 2).place
+    y, weight = torch.randn(16, 8).t().bfloat16(), torch.rand(2, 4).t()
+    backward = torch.ops.brakecheck.unpermute_backward
+    got, wanted = (backward(torch.ones(4, 16).bfloat16(), a, place, w)
+                   for a, w in ((y, weight), (y.contiguous(), weight.contiguous())))
+    assert all(g.is_contiguous() and torch.equal(g, w) for g, w in zip(got, wanted))
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode() as mode:
+        fake = backward(torch.ones(4, 16).bfloat16(), mode.from_tensor(y), mode.from_tensor(place),
+                        mode.from_tensor(weight))
+    assert [f.stride() for f in fake] == [g.stride() for g in got]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_gradients_of_added_rows(deterministic):
+    rows = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    out = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    index = torch.tensor([0, 3, 3, 1, 0])
+    assert torch.autograd.gradcheck(lambda r: ops.embedding_gradient(r, index, 4, deterministic), rows)
+    assert torch.autograd.gradcheck(lambda o, r: ops.add_rows(o * 1, index, r, deterministic), (out, rows))
+    with torch.no_grad():
+        assert not ops.add_rows(out.clone(), index, rows).requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_compiles_into_one_graph(dtype):
+    def layer(x, logits, weight, table, index):
+        routing = ops.route(logits, 2, "sigmoid")
+        out = ops.unpermute(ops.permute(x, routing.place) * weight, routing.place, routing.weight)
+        return out, ops.add_rows(table * 1, index, out), ops.embedding_gradient(out, index, 3, True)
+
+    draw = torch.Generator().manual_seed(7)
+    x, logits, weight, table = (torch.randn(*s, generator=draw).to(dtype) for s in ((6, 8), (6, 4), (8,), (3, 8)))
+    index, results = torch.tensor([0, 2, 2, 1, 0, 2]), []
+    for function in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+        leaves = [t.clone().requires_grad_() for t in (x, logits, weight, table)]
+        out = function(*leaves, index)
+        results.append([*out, *torch.autograd.grad(sum(o.square().sum() for o in out), leaves)])
+    for one, other in zip(*results):
+        torch.testing.assert_close(one, other)
+
+
+def test_meta_tensors_and_autocast():
+    x = torch.empty(6, 8, device="meta", requires_grad=True)
+    routing = ops.route(torch.empty(6, 4, device="meta"), 2)
+    out = ops.unpermute(ops.permute(x, routing.place), routing.place, routing.weight)
+    assert torch.autograd.grad(out.sum(), x)[0].shape == (6, 8) and routing.offsets.shape == (5,)
+    assert ops.embedding_gradient(x, torch.empty(6, dtype=torch.int32, device="meta"), 9).shape == (9, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        hidden = torch.randn(6, 8) @ torch.randn(8, 4)
+        routing = ops.route(hidden, 2)
+        assert (hidden.dtype, routing.weight.dtype) == (torch.bfloat16, torch.float32)
+        assert ops.unpermute(ops.permute(hidden, routing.place), routing.place, routing.weight).dtype == torch.bfloat16
+
+
+def test_kernels_run_on_the_device_of_their_tensors(monkeypatch):
+    from contextlib import contextmanager
+
+    from brakecheck.kernels import moe
+
+    current = []
+
+    @contextmanager
+    def device(chosen):
+        current.append(chosen)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    x = torch.zeros(1, device="meta")
+    assert moe._on_device(lambda x, k: (current[:], k))(x, 3) == ([x.device], 3) and not current
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -133,6 +238,16 @@ def test_empty_tensors():
     assert ops.add_rows(torch.ones(3, 8), none, torch.zeros(0, 8)).tolist() == torch.ones(3, 8).tolist()
 
 
+def test_gradients_of_empty_tensors():
+    logits, y = torch.zeros(0, 8, requires_grad=True), torch.zeros(0, 16, requires_grad=True)
+    routing = ops.route(logits, 2)
+    out = ops.unpermute(ops.permute(y, routing.place), routing.place, routing.weight)
+    assert [g.shape for g in torch.autograd.grad(out.sum(), (logits, y))] == [(0, 8), (0, 16)]
+    rows = torch.zeros(0, 8, requires_grad=True)
+    summed = ops.embedding_gradient(rows, torch.zeros(0, dtype=torch.int32), 3)
+    assert torch.autograd.grad(summed.sum(), rows)[0].shape == (0, 8)
+
+
 def test_the_operators_pass_torchs_own_check():
     place = ops.route(torch.randn(4, 3), 2).place
     y = torch.randn(8, 3, requires_grad=True)
@@ -145,6 +260,8 @@ def test_the_operators_pass_torchs_own_check():
     for name, arguments in calls.items():
         operator = getattr(torch.ops.brakecheck, name)
         torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
+    rows = torch.ones(2, 4, requires_grad=True)
+    torch.library.opcheck(torch.ops.brakecheck.embedding_gradient, (rows, torch.tensor([0, 2]), 3, False))
 
 
 # ---- plans ----
@@ -262,15 +379,25 @@ def test_arena_tensors_do_not_overlap_and_slots_come_back():
 
 # ---- compiling ----
 
+ROUTERS = sorted({plans.router_plan(tokens, experts, k, dtype, bias, 132).entry
+                  for tokens in (2, 65, 65536) for experts in (64, 128, 256, 512) for k in (8, 16)
+                  for dtype in plans.CTYPES for bias in (False, True)})
 KERNELS = [
-    ("router.cu", ("router<float, 0, 8, 32>", "router<unsigned short, 1, 16, 32>"), (), 80),
+    *(("router.cu", ROUTERS[i::4], (), 80) for i in range(4)),
     ("router_one.cu", ("router_one<float>", "router_one<unsigned short>"), (), 80),
     ("moe_permute.cu", ("moe_permute",), (), 80), ("moe_permute_bulk.cu", ("moe_permute_bulk",), (), 90),
-    ("moe_unpermute.cu", ("moe_unpermute<8>", "moe_unpermute<0>", "moe_unpermute_backward<8>"), (), 80),
-    ("scatter_rows.cu", ("scatter_rows",), ("RUN=64",), 80),
+    ("moe_unpermute.cu", (*map(plans.unpermute_entry, (1, 2, 3, 4, 6, 8)), "moe_unpermute_backward<1>",
+                          "moe_unpermute_backward<8>"), (), 80),
+    *(("scatter_rows.cu", ("scatter_rows",), (f"RUN={run}",), 80) for run in (32, 64)),
     ("scatter_sorted.cu", ("scatter_sorted", "scatter_pieces"), (), 80),
     ("accumulate_private.cu", ("accumulate_private",), (), 80),
+    (str(Path(__file__).resolve().parent.parent / "benchmarks" / "micro.cu"),
+     ("small", "small_dependent", "read_chunks"), (), 80),
 ]
+
+
+def test_every_form_of_the_router_is_compiled():
+    assert len(ROUTERS) == 24  # two types, with bias or not, 8 or 16 lanes, 8, 16 or 32 scores a lane
 
 
 @pytest.fixture(scope="session")

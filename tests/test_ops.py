@@ -87,6 +87,23 @@ def test_torch_agrees_with_the_reference(operator, case):
     assert ok, f"relative error {error}"
 
 
+OURS = [(operator, case, name) for operator in OPERATORS.values() for case in small(operator)
+        for name in operator.implementations if name.startswith("ours")]
+
+
+def test_operators_to_use_are_implementations_too():
+    assert {operator.name for operator, _, _ in OURS} >= {
+        "softmax", "softmax_backward", "layernorm", "layernorm_backward", "rmsnorm", "rmsnorm_backward", "router",
+        "moe_permute", "moe_unpermute", "scatter_rows"}
+
+
+@pytest.mark.parametrize("operator, case, name", OURS)
+def test_ours_agrees_with_the_reference(operator, case, name):
+    inputs, reference = drawn(operator, case)
+    ok, error = judge(operator, case, inputs, operator.implementations[name](case, **inputs), reference)
+    assert ok, f"relative error {error}"
+
+
 @pytest.mark.parametrize("operator, case", SMALL)
 def test_a_wrong_element_is_noticed(operator, case):
     inputs, reference = drawn(operator, case)

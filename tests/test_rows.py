@@ -82,6 +82,27 @@ def test_empty_and_scalar_tensors():
     assert ops.rms_norm(torch.empty(0, 5), torch.ones(5)).shape == (0, 5)
 
 
+@pytest.mark.parametrize("shape", [(0, 5), (4, 0), (2, 0, 3)])
+def test_gradients_of_empty_tensors(shape):
+    x, weight = torch.empty(shape, requires_grad=True), torch.ones(shape[-1], requires_grad=True)
+    for out in (ops.layer_norm(x, weight, weight), ops.rms_norm(x, weight), ops.softmax(x) * weight):
+        dx, dweight = torch.autograd.grad(out.sum(), (x, weight))
+        assert dx.shape == shape and torch.equal(dweight, torch.zeros_like(weight))
+
+
+def test_what_a_kernel_would_misread_is_refused():
+    x = torch.zeros(2, 4)
+    with pytest.raises(BrakecheckError, match="weight is on meta"):
+        ops.layer_norm(x, torch.ones(4, device="meta"))
+    with pytest.raises(BrakecheckError, match="residual is on meta"):
+        ops.rms_norm(x, residual=x.to("meta"))
+    for operator in (ops.softmax, ops.layer_norm, ops.rms_norm):
+        with pytest.raises(BrakecheckError, match="int32"):
+            operator(x.int())
+    with pytest.raises(BrakecheckError, match="scalar"):
+        ops.layer_norm(torch.tensor(1.0))
+
+
 def test_wrong_shapes_are_named():
     with pytest.raises(BrakecheckError, match="weight has shape"):
         ops.layer_norm(torch.zeros(2, 4), torch.ones(3))
@@ -103,6 +124,15 @@ def test_gradients():
     assert check(lambda x, r: ops.rms_norm(x, residual=r)[0], (x, r))
 
 
+def test_second_gradients_are_right_or_refused():
+    x, weight = (draw(*shape).double().requires_grad_() for shape in ((3, 5), (5,)))
+    assert torch.autograd.gradgradcheck(ops.softmax, (x,))
+    for norm in (ops.layer_norm, ops.rms_norm):
+        (dx,) = torch.autograd.grad(norm(x, weight).square().sum(), x, create_graph=True)
+        with pytest.raises(BrakecheckError, match="not implemented"):
+            torch.autograd.grad(dx.sum(), x)
+
+
 def test_gradients_in_float32_agree_with_torch():
     mine, theirs = ([draw(5, 40).requires_grad_(), draw(40, seed=1).requires_grad_(), draw(40, seed=2).requires_grad_()]
                     for _ in range(2))
@@ -116,6 +146,7 @@ def test_operators_are_registered_rightly():
     x, weight = draw(4, 16).requires_grad_(), draw(16, seed=1).requires_grad_()
     library = torch.ops.brakecheck
     torch.library.opcheck(library.softmax_rows.default, (x,))
+    torch.library.opcheck(library.softmax_rows_backward.default, (x, draw(4, 16, seed=3).requires_grad_()))
     torch.library.opcheck(library.norm_rows.default, (x, None, weight, None, EPSILON, True))
     torch.library.opcheck(library.norm_rows.default, (x, draw(4, 16, seed=2), weight, None, EPSILON, False))
 
@@ -128,6 +159,12 @@ def test_fake_tensors_have_shapes_and_no_data():
         assert ops.softmax(x).shape == x.shape
         y, total = ops.rms_norm(x, torch.empty(128), residual=x)
         assert (y.dtype, total.shape) == (torch.bfloat16, x.shape)
+
+
+def test_meta_tensors_have_gradients_of_the_right_shape():
+    x, weight = (torch.empty(*shape, device="meta", requires_grad=True) for shape in ((6, 8), (8,)))
+    y, total = ops.layer_norm(ops.softmax(x), weight, weight, residual=x)
+    assert [g.shape for g in torch.autograd.grad(y.sum() + total.sum(), (x, weight))] == [(6, 8), (8,)]
 
 
 def test_compiles_into_one_graph():
@@ -182,6 +219,18 @@ def test_falls_back_with_one_warning(monkeypatch):
     assert relative(y, norm_reference(x, None, None, True)) < 1e-6
 
 
+def test_launches_of_one_kernel_share_no_state(monkeypatch):
+    """Two threads may launch it at the same time, with other grids and streams."""
+    seen = []
+    monkeypatch.setattr(jit, "_call", lambda name, config, *rest: seen.append(config._obj))
+    monkeypatch.setattr(jit._thread, "bound", True, raising=False)
+    kernel = object.__new__(jit.Kernel)
+    kernel.device, kernel._handle, kernel._config = 0, None, jit._Config()
+    kernel((3, 1), [], 7)
+    kernel((5, 2), [], 8)
+    assert [(tuple(c.grid), c.stream) for c in seen] == [((3, 1, 1), 7), ((5, 2, 1), 8)]
+
+
 # ---- plans ----
 
 
@@ -214,6 +263,14 @@ def test_plans_stay_within_what_a_block_may_have():
             assert plan.shared_bytes(widest, 2, streams, sums) + 1024 <= 227 * 1024  # 1024: what is static
 
 
+def test_plans_of_older_gpus_fit_their_shared_memory():
+    for plans, streams, sums in ((rows_tuning.OLD, 1, 0), (rows_tuning.OLD_TWO, 2, 0),
+                                 (rows_tuning.OLD_NORM_BACKWARD, 2, 2)):
+        for plan in plans:
+            assert plan.cluster == plan.group == 1 and plan.load == rows_tuning.DIRECT
+            assert plan.shared_bytes(plan.covers * 8, 2, streams, sums) + 1024 <= 99 * 1024  # what sm_86, sm_89 grant
+
+
 def test_every_kernel_waits_for_the_one_ahead_of_it():
     """They are launched before it has ended; the wait is in Walk::run, or in the kernel itself."""
     for source in ("rows_softmax.cu", "rows_norm.cu"):
@@ -239,20 +296,34 @@ def nvrtc(tmp_path_factory):
     return ctypes.CDLL(str(next(folder.rglob("libnvrtc.so.13"))))
 
 
+def expressions_of(old):
+    """Every instantiation that a plan asks for, by file."""
+    t = rows_tuning
+    softmax = {f"softmax_rows<{p.softmax()}>" for p in (t.OLD if old else (*t.SOFTMAX, t.FEW_ROWS))}
+    softmax |= {f"softmax_rows_backward<{p.softmax()}>" for p in (
+        t.OLD_TWO if old else (*t.SOFTMAX_BACKWARD, t.FEW_ROWS))}
+    norms = {p.norm(False, False) for p in (t.OLD if old else t.RMS_NORM)}
+    norms |= {p.norm(True, False) for p in (t.OLD if old else t.LAYER_NORM)}
+    norms |= {p.norm(c, True) for p in (t.OLD_TWO if old else t.NORM_RESIDUAL) for c in (True, False)}
+    back = t.OLD_NORM_BACKWARD, t.OLD_NORM_BACKWARD
+    for center, plans in enumerate(back if old else (t.RMS_NORM_BACKWARD, t.LAYER_NORM_BACKWARD)):
+        norms |= {p.norm_backward(center) for p in plans}
+        norms |= {f"norm_rows_finish<{p.finish},{256 // p.finish}>" for p in plans}
+    any_width = {f"norm_any<{c},{r}>" for c in (0, 1) for r in (0, 1)} | {f"norm_any_backward<{c}>" for c in (0, 1)}
+    return {"rows_softmax.cu": sorted(softmax) + ["softmax_any", "softmax_any_backward"],
+            "rows_norm.cu": sorted(norms | any_width) + ["norm_rows_finish<16,16>"] * (
+                "norm_rows_finish<16,16>" not in norms)}
+
+
 @pytest.mark.network
-@pytest.mark.parametrize("element", ["bf16", "fp32"])
+@pytest.mark.parametrize("element", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a"])
 def test_compiles_for(arch, element, nvrtc):
-    capability = (9, 0) if arch == "sm_90a" else (8, 0)
-    softmax = [f"softmax_rows<{rows_tuning.softmax(v, 10**6, 132, capability).softmax()}>" for v in (128, 4096)]
-    widest = 16384 if capability >= (9, 0) else 4096
-    norms = [*(rows_tuning.norm(v, capability, c, False).norm(c, False) for v in (128, widest) for c in (True, False)),
-             rows_tuning.norm(1024, capability, True, True).norm(True, True),
-             rows_tuning.norm_backward(512, capability, True).norm_backward(True),
-             "norm_rows_finish<8,32>", "norm_any<0,1>"]
-    for source, expressions in (("rows_softmax.cu", [*softmax, "softmax_any"]), ("rows_norm.cu", norms)):
-        image, names = jit.compile_cubin(source, expressions, arch, [f"ELEMENT={element}"], nvrtc)
-        assert image[:4] == b"\x7fELF" and len(set(names)) == len(expressions)
+    """All that a plan asks for in bfloat16, and every fourth of it in the other types: the code differs by loads."""
+    for source, expressions in expressions_of(arch != "sm_90a").items():
+        chosen = expressions if element == "bf16" else expressions[::4]
+        image, names = jit.compile_cubin(source, chosen, arch, [f"ELEMENT={element}"], nvrtc)
+        assert image[:4] == b"\x7fELF" and len(set(names)) == len(chosen)
         assert all(name.encode() in image for name in names)
 
 

@@ -18,7 +18,7 @@ import threading
 from pathlib import Path
 from typing import Any, List, Sequence, Tuple
 
-from ..model import BrakecheckError, UnavailableError
+from ..model import BrakecheckError, UnavailableError, UsageError
 
 CUDA_SOURCES = Path(__file__).resolve().parent / "cuda"
 _MAX_DYNAMIC_SHARED = 8     # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, cuda.h
@@ -139,6 +139,19 @@ def cached_cubin(source: str, expression: str, arch: str, defines: Sequence[str]
     return image, names[0]
 
 
+# ---- arguments ------------------------------------------------------------------------------------------------------
+
+def check_tensors(operator: str, x: Any, **others: Any) -> None:
+    """Refuses what the dispatcher lets through and a kernel would read as floats, or at an address of another device:
+    x that holds no floating point numbers, and other tensors (or None) that lie elsewhere than x."""
+    if not x.is_floating_point():
+        raise UsageError(f"{operator} was given {x.dtype}", operator, "give floating point numbers")
+    for name, other in others.items():
+        if other is not None and other.device != x.device:
+            raise UsageError(f"{name} is on {other.device}, the first tensor on {x.device}", operator,
+                             f"move {name} to {x.device}")
+
+
 # ---- launching ------------------------------------------------------------------------------------------------------
 
 @functools.cache
@@ -225,7 +238,7 @@ class Kernel:
             _bind(self.device)
         values = [_value(a) for a in arguments]
         pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(v) for v in values])
-        config = self._config
+        config = _Config.from_buffer_copy(self._config)  # of this call alone: other threads launch the kernel too
         config.grid[0], config.grid[1], config.grid[2] = grid[0], grid[1], 1
         config.stream = stream
         _call("cuLaunchKernelEx", ctypes.byref(config), self._handle, pointers, None)

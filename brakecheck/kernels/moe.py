@@ -1,5 +1,5 @@
-"""MoE routing, permuting and gradient accumulation as torch operators (namespace brakecheck), with autograd and fake
-tensors. Public names: brakecheck.ops.route, permute, unpermute, add_rows, embedding_gradient.
+"""MoE routing, permuting and gradient accumulation as torch operators (namespace brakecheck), with autograd, fake
+tensors and torch.compile. Public names: brakecheck.ops.route, permute, unpermute, add_rows, embedding_gradient.
 
 On a CUDA device of compute capability 8.0 or more our kernels run, compiled at first use (jit.py), so an operator must
 have run once for its shape before it is captured into a graph. Elsewhere, and for the dtypes and widths that the
@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
-from typing import Any, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -41,12 +41,15 @@ class Routing(NamedTuple):
 
 def route(logits: Tensor, k: int, scoring: str = "softmax", bias: Optional[Tensor] = None, renormalise: bool = True,
           scale: float = 1.0) -> Routing:
-    """The k best experts of each token (logits: tokens x experts), float32 weights, and where the copies go.
+    """The k best experts of each token (logits: tokens x experts), float32 weights (float64 for float64 logits), and
+    where the copies go.
 
     Scores are the softmax or sigmoid of the logits. bias (experts, float32) counts for the choice alone; without it
     experts are chosen by their logits. Equal scores go to the lower expert. renormalise: the k weights add up to scale.
     A row with a NaN gets experts 0 .. k-1 and NaN weights; in a row of -inf all scores and weights are 0.
-    The result does not depend on timing. Gradients flow from weight to logits. At most 16 calls may run at once."""
+    The result does not depend on timing. Gradients flow from weight to logits, none to a row of -inf. At most 16 calls
+    may run at once."""
+    jit.check_tensors("route", logits, bias=bias)
     if logits.dim() != 2 or not 1 <= k <= min(plans.MOST_K, logits.shape[1]) or logits.shape[1] > plans.MOST_EXPERTS:
         raise UsageError(f"logits {tuple(logits.shape)} with k = {k} cannot be routed", "route",
                          f"give tokens x experts, at most {plans.MOST_EXPERTS} experts and 1 <= k <= {plans.MOST_K}")
@@ -60,45 +63,70 @@ def route(logits: Tensor, k: int, scoring: str = "softmax", bias: Optional[Tenso
 def permute(x: Tensor, place: Tensor) -> Tensor:
     """Each row of x (tokens x width) copied to the rows place[t] (tokens x k, int32) of a tokens k x width tensor.
     place must be a permutation of 0 .. tokens k, as route gives it."""
-    _check_place(place, x.shape[0], "permute")
+    _check_rows(x, place, x.shape[:1], "permute")
     return torch.ops.brakecheck.permute(x, place)
 
 
 def unpermute(y: Tensor, place: Tensor, weight: Optional[Tensor] = None) -> Tensor:
     """out[t] = sum over i of weight[t, i] y[place[t, i]], summed in float32. weight: tokens x k, by default ones."""
-    _check_place(place, y.shape[0] // max(place.shape[1], 1), "unpermute")
+    _check_rows(y, place, place.shape[:1], "unpermute", weight)
+    if y.shape[0] != place.numel():
+        raise UsageError(f"y has {y.shape[0]} rows for a place of {tuple(place.shape)}", "unpermute",
+                         "give a row for each place")
     if weight is None:
         weight = torch.ones(place.shape, dtype=torch.float32, device=y.device)
+    if weight.shape != place.shape:
+        raise UsageError(f"weight is {tuple(weight.shape)}, place {tuple(place.shape)}", "unpermute",
+                         "give a weight for each place")
     return torch.ops.brakecheck.unpermute(y, place, weight)
 
 
 def add_rows(out: Tensor, index: Tensor, rows: Tensor, deterministic: bool = False) -> Tensor:
     """out[index[i]] += rows[i], in place; returns out. out: any x width, rows: n x width, index: n integers in range.
+    Where gradients are wanted, it is out.add_(embedding_gradient(rows, index)).
 
     By default rows of equal index are summed in float32 as far as 32 to 64 neighbours go, then added to memory. With
     deterministic, all rows of an index are (after a sort), and the result does not depend on timing."""
     if out.dim() != 2 or rows.shape != (index.numel(), out.shape[1]) or out.dtype != rows.dtype or index.dim() != 1:
         raise UsageError(f"rows {tuple(rows.shape)} cannot be added to {tuple(out.shape)} by {index.numel()} indices",
                          "add_rows", "give rows x width, n indices and n x width, of one dtype")
+    _check_index(index, "add_rows")
+    jit.check_tensors("add_rows", out, index=index, rows=rows)
+    if torch.is_grad_enabled() and (out.requires_grad or rows.requires_grad):
+        return out.add_(torch.ops.brakecheck.embedding_gradient(rows, index, out.shape[0], deterministic))
     torch.ops.brakecheck.add_rows_(out, index, rows, deterministic)
     return out
 
 
 def embedding_gradient(gradient: Tensor, index: Tensor, rows: int, deterministic: bool = False) -> Tensor:
-    """Gradient of a table of `rows` embeddings, for the gradient (n x width) of the looked-up rows `index`."""
-    return add_rows(gradient.new_zeros(rows, gradient.shape[1]), index, gradient, deterministic)
+    """Gradient of a table of `rows` embeddings, for the gradient (n x width) of the looked-up rows `index`. Itself
+    differentiable."""
+    jit.check_tensors("embedding_gradient", gradient, index=index)
+    if gradient.dim() != 2 or index.dim() != 1 or gradient.shape[0] != index.numel():
+        raise UsageError(f"gradient is {tuple(gradient.shape)} for {index.numel()} indices", "embedding_gradient",
+                         "give n x width and n indices")
+    _check_index(index, "embedding_gradient")
+    return torch.ops.brakecheck.embedding_gradient(gradient, index, rows, deterministic)
 
 
-def _check_place(place: Tensor, tokens: int, name: str) -> None:
-    if place.dim() != 2 or place.dtype != torch.int32 or place.shape[0] != tokens:
-        raise UsageError(f"place is {place.dtype} {tuple(place.shape)} for {tokens} tokens", name,
+def _check_index(index: Tensor, name: str) -> None:
+    if index.dtype not in (torch.int32, torch.int64):
+        raise UsageError(f"index is {index.dtype}", name, "give int32 or int64")
+
+
+def _check_rows(x: Tensor, place: Tensor, tokens: Sequence[int], name: str, weight: Optional[Tensor] = None) -> None:
+    jit.check_tensors(name, x, place=place, weight=weight)
+    if x.dim() != 2:
+        raise UsageError(f"the rows are {tuple(x.shape)}", name, "give rows x width")
+    if place.dim() != 2 or place.dtype != torch.int32 or place.shape[:1] != tokens:
+        raise UsageError(f"place is {place.dtype} {tuple(place.shape)} for {tokens[0]} tokens", name,
                          "give int32 tokens x k, as route returns it")
 
 
 # ---- CUDA -----------------------------------------------------------------------------------------------------------
 
 def _ours(x: Tensor) -> bool:
-    return torch.cuda.get_device_capability(x.device) >= (8, 0)
+    return torch.version.cuda is not None and torch.cuda.get_device_capability(x.device) >= (8, 0)
 
 
 def _stream(x: Tensor) -> int:
@@ -203,7 +231,7 @@ def _unpermute_backward_cuda(grad: Tensor, y: Tensor, place: Tensor, weight: Ten
     (tokens, k), width = place.shape, y.shape[1]
     if not _vectors(grad, y) or y.numel() == 0:
         return _unpermute_backward_plain(grad, y, place, weight)
-    grad_y, grad_weight = torch.empty_like(y), torch.empty_like(weight, dtype=torch.float32)
+    grad_y, grad_weight = y.new_empty(y.shape), weight.new_empty(weight.shape, dtype=torch.float32)
     kernel = jit.kernel("moe_unpermute.cu", f"moe_unpermute_backward<{1 if k == 1 else 8}>", y.device.index,
                         (plans.UNPERMUTE_THREADS, 1))
     kernel((tokens, 1), [_dense(grad), _dense(y), place.contiguous(), weight.float().contiguous(), grad_y, grad_weight,
@@ -242,7 +270,6 @@ def _route_plain(logits: Tensor, bias: Optional[Tensor], k: int, sigmoid: bool, 
                  scale: float) -> List[Tensor]:
     wide = logits if logits.dtype == torch.float64 else logits.float()
     out = plans.route(wide, k, "sigmoid" if sigmoid else "softmax", bias, renormalise, scale)
-    out["weight"] = out["weight"].float()
     return [out[name] for name in ("index", "weight", "place", "counts", "offsets")]
 
 
@@ -250,7 +277,8 @@ def _route_fake(logits: Tensor, bias: Optional[Tensor], k: int, sigmoid: bool, r
                 scale: float) -> List[Tensor]:
     tokens, experts = logits.shape
     shapes = ((tokens, k), (tokens, k), (tokens, k), (experts,), (experts + 1,))
-    return [logits.new_empty(s, dtype=torch.float32 if i == 1 else torch.int32) for i, s in enumerate(shapes)]
+    weight = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    return [logits.new_empty(s, dtype=weight if i == 1 else torch.int32) for i, s in enumerate(shapes)]
 
 
 def _route_setup(ctx: Any, inputs: Tuple[Any, ...], output: List[Tensor]) -> None:
@@ -263,22 +291,26 @@ def _route_gradient(ctx: Any, grads: List[Optional[Tensor]]) -> Tuple[Any, ...]:
     if grad is None:
         return None, None, None, None, None, None
     logits, index = ctx.saved_tensors
-    wide, chosen = logits.float(), index.long()
+    wide, chosen = logits if logits.dtype == torch.float64 else logits.float(), index.long()
+    wide = wide.masked_fill((wide == -float("inf")).all(1, keepdim=True), 0.0)  # a row of -inf: below
     picked = wide.gather(1, chosen)
+    none = (logits.gather(1, chosen) == -float("inf")).all(1, keepdim=True)  # weights are 0, whatever the logits
     if ctx.sigmoid:
         share = picked.sigmoid()
         slope = share * (1 - share)
     else:
         # Renormalised, the softmax's own denominator cancels.
-        share = picked.softmax(1) if ctx.renormalise else wide.softmax(1).gather(1, chosen)
+        share = picked.masked_fill(none, 0.0).softmax(1) if ctx.renormalise else wide.softmax(1).gather(1, chosen)
         slope = share
     if ctx.sigmoid and ctx.renormalise:
         total = share.sum(1, keepdim=True)
+        total = total.masked_fill(total == 0, 1.0)
         part = (grad - (grad * share).sum(1, keepdim=True) / total) / total * slope
     elif ctx.sigmoid:
         part = grad * slope
     else:
         part = (grad - (grad * share).sum(1, keepdim=True)) * slope if ctx.renormalise else grad * slope
+    part = part.masked_fill(none, 0.0)
     full = torch.zeros_like(wide).scatter_(1, chosen, part * ctx.scale)
     if not ctx.sigmoid and not ctx.renormalise:
         full = full - wide.softmax(1) * full.sum(1, keepdim=True)
@@ -312,17 +344,27 @@ def _unpermute_gradient(ctx: Any, grad: Tensor) -> Tuple[Any, ...]:
     return grad_y, None, grad_weight
 
 
+def _unpermute_second_gradient(ctx: Any, by_y: Optional[Tensor], by_weight: Optional[Tensor]) -> Tuple[Any, ...]:
+    """Of grad_y[place[t, i]] = weight[t, i] grad[t] and grad_weight[t, i] = y[place[t, i]] . grad[t]."""
+    grad, y, place, weight = ctx.saved_tensors
+    by_y = torch.zeros_like(y) if by_y is None else by_y
+    by_weight = torch.zeros_like(weight) if by_weight is None else by_weight
+    backward = torch.ops.brakecheck.unpermute_backward
+    by_grad = unpermute(by_y, place, weight) + unpermute(y, place, by_weight)
+    return by_grad, backward(grad, y, place, by_weight)[0], None, backward(grad, by_y, place, weight)[1]
+
+
 def _unpermute_backward_plain(grad: Tensor, y: Tensor, place: Tensor, weight: Tensor) -> Tuple[Tensor, Tensor]:
-    (tokens, k), at = place.shape, place.reshape(-1).long()
+    (tokens, k), width, at = place.shape, y.shape[1], place.reshape(-1).long()
     wide = torch.float64 if y.dtype == torch.float64 else torch.float32
     each = grad.to(wide)[:, None, :] * weight.to(wide)[:, :, None]
-    grad_y = torch.empty_like(y).index_copy_(0, at, each.to(y.dtype).reshape(tokens * k, -1))
-    dots = (y[at].to(wide).reshape(tokens, k, -1) * grad.to(wide)[:, None, :]).sum(2)
+    grad_y = y.new_empty(y.shape).index_copy_(0, at, each.to(y.dtype).reshape(tokens * k, width))
+    dots = (y[at].to(wide).reshape(tokens, k, width) * grad.to(wide)[:, None, :]).sum(2)
     return grad_y, dots.to(weight.dtype)
 
 
 def _unpermute_backward_fake(grad: Tensor, y: Tensor, place: Tensor, weight: Tensor) -> Tuple[Tensor, Tensor]:
-    return torch.empty_like(y), torch.empty_like(weight)
+    return y.new_empty(y.shape), weight.new_empty(weight.shape)
 
 
 def _add_rows_plain(out: Tensor, index: Tensor, rows: Tensor, deterministic: bool) -> None:
@@ -333,6 +375,33 @@ def _add_rows_plain(out: Tensor, index: Tensor, rows: Tensor, deterministic: boo
         out.add_(wide.to(out.dtype) if out.dtype == wide.dtype else wide)
     else:
         out.index_add_(0, index, rows)
+
+
+def _embedding_gradient(add: Callable[..., None]) -> Callable[..., Tensor]:
+    def call(gradient: Tensor, index: Tensor, rows: int, deterministic: bool) -> Tensor:
+        out = gradient.new_zeros(rows, gradient.shape[1])
+        add(out, index, gradient, deterministic)
+        return out
+
+    return call
+
+
+def _embedding_setup(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+
+
+def _embedding_second_gradient(ctx: Any, grad: Tensor) -> Tuple[Any, ...]:
+    return grad.index_select(0, ctx.saved_tensors[0]), None, None, None
+
+
+def _on_device(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes the first tensor's device the current one, as torch does for its own operators and not for those of others:
+    a kernel is launched in the current context."""
+    def call(x: Tensor, *rest: Any) -> Any:
+        with torch.cuda.device(x.device):
+            return function(x, *rest)
+
+    return call
 
 
 def _register() -> None:
@@ -346,16 +415,21 @@ def _register() -> None:
          _unpermute_backward_plain, _unpermute_backward_cuda, _unpermute_backward_fake),
         ("add_rows_(Tensor(a!) out, Tensor index, Tensor rows, bool deterministic) -> ()", _add_rows_plain,
          _add_rows_cuda, lambda *_: None),
+        ("embedding_gradient(Tensor gradient, Tensor index, SymInt rows, bool deterministic) -> Tensor",
+         _embedding_gradient(_add_rows_plain), _embedding_gradient(_add_rows_cuda),
+         lambda gradient, index, rows, deterministic: gradient.new_empty(rows, gradient.shape[1])),
     ]
     for signature, plain, cuda, fake in operators:
         name = "brakecheck::" + signature.split("(")[0]
         torch.library.define(name, signature[signature.index("("):])
         torch.library.impl(name, "CPU", plain)
-        torch.library.impl(name, "CUDA", cuda)
+        torch.library.impl(name, "CUDA", _on_device(cuda))
         torch.library.register_fake(name, fake)
     for name, gradient, setup in (("route", _route_gradient, _route_setup),
                                   ("permute", _permute_gradient, _permute_setup),
-                                  ("unpermute", _unpermute_gradient, _unpermute_setup)):
+                                  ("unpermute", _unpermute_gradient, _unpermute_setup),
+                                  ("unpermute_backward", _unpermute_second_gradient, _unpermute_setup),
+                                  ("embedding_gradient", _embedding_second_gradient, _embedding_setup)):
         torch.library.register_autograd(f"brakecheck::{name}", gradient, setup_context=setup)
 
 

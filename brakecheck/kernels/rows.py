@@ -1,5 +1,6 @@
 """Softmax, LayerNorm and RMSNorm over the last dimension as torch operators (namespace brakecheck), with autograd, fake
-tensors and torch.compile. Public names: brakecheck.ops.softmax, layer_norm, rms_norm.
+tensors and torch.compile. Public names: brakecheck.ops.softmax, layer_norm, rms_norm. Of softmax there are second
+gradients too; the norms refuse them.
 
 On a CUDA device of compute capability 8.0 or more the kernels of cuda/rows_softmax.cu and cuda/rows_norm.cu run,
 compiled at first use (jit.py); elsewhere, and for float64, plain torch. Reductions are in float32 (float64 for
@@ -9,13 +10,14 @@ float64). Under autocast an operator keeps the dtype of x, and brings weight and
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from typing import Any, List, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
 
-from ..model import BrakecheckError
+from ..model import BrakecheckError, UsageError
 from . import jit
 from . import rows_tuning as tuning
 
@@ -30,6 +32,7 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
     """Softmax of x over `dim`, in the dtype of x; any shape and strides.
 
     A row that is -inf throughout, or holds NaN or +inf, gives NaN, as in torch."""
+    jit.check_tensors("softmax", x)
     if x.dim() == 0:
         return torch.ops.brakecheck.softmax_rows(x.reshape(1)).reshape(())
     if dim in (-1, x.dim() - 1):
@@ -53,6 +56,10 @@ def rms_norm(x: Tensor, weight: Optional[Tensor] = None, eps: float = 1e-6,
 
 def _norm(x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float, residual: Optional[Tensor],
           center: bool) -> Union[Tensor, Tuple[Tensor, Tensor]]:
+    operator = "layer_norm" if center else "rms_norm"
+    jit.check_tensors(operator, x, weight=weight, bias=bias, residual=residual)
+    if x.dim() == 0:
+        raise UsageError("x is a scalar", operator, "give a tensor of at least one dimension")
     for name, other in (("weight", weight), ("bias", bias)):
         if other is not None and other.shape != x.shape[-1:]:
             raise BrakecheckError(f"{name} has shape {tuple(other.shape)}, x {tuple(x.shape)}", name,
@@ -103,7 +110,7 @@ def _norm_backward_plain(x: Tensor, dy: Tensor, weight: Optional[Tensor], mean: 
     scaled = gradient if weight is None else gradient * weight
     shift = scaled.mean(-1, keepdim=True) if center else 0.0
     dx = rstd.unsqueeze(-1) * (scaled - shift - hat * (scaled * hat).mean(-1, keepdim=True))
-    rows = (-1, x.shape[-1])
+    rows = (math.prod(x.shape[:-1]), x.shape[-1])
     dgamma = (gradient * hat).reshape(rows).sum(0).to(x.dtype)
     dbeta = gradient.reshape(rows).sum(0).to(x.dtype) if center else x.new_empty(0)
     return dx.to(x.dtype).contiguous(), dgamma, dbeta
@@ -313,6 +320,23 @@ def _softmax_gradient(ctx: Any, dy: Tensor) -> Tensor:
     return torch.ops.brakecheck.softmax_rows_backward(ctx.saved_tensors[0], dy)
 
 
+def _softmax_backward_setup(ctx: Any, inputs: Tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _softmax_second_gradient(ctx: Any, g: Tensor) -> Tuple[Tensor, Tensor]:
+    """Of dx = y (dy - sum(y dy)), with g flowing into dx: by y and by dy."""
+    y, dy = ctx.saved_tensors
+    by_y = g * (dy - (y * dy).sum(-1, keepdim=True)) - dy * (g * y).sum(-1, keepdim=True)
+    return by_y, torch.ops.brakecheck.softmax_rows_backward(y, g)
+
+
+def _no_second_gradient(ctx: Any, *_: Any) -> None:
+    """mean and rstd are saved as constants: torch would take a wrong gradient through them."""
+    raise BrakecheckError("gradients of the gradients of layer_norm and rms_norm are not implemented", "norm_rows",
+                          "use torch.nn.functional's where you need them")
+
+
 def _norm_setup(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Tensor, ...]) -> None:
     x, residual, weight, bias, _, center = inputs
     _, total, mean, rstd = output
@@ -348,6 +372,9 @@ def _register() -> None:
         torch.library.register_fake(full, fake)
     torch.library.register_autograd("brakecheck::softmax_rows", _softmax_gradient, setup_context=_softmax_setup)
     torch.library.register_autograd("brakecheck::norm_rows", _norm_gradient, setup_context=_norm_setup)
+    torch.library.register_autograd("brakecheck::softmax_rows_backward", _softmax_second_gradient,
+                                    setup_context=_softmax_backward_setup)
+    torch.library.register_autograd("brakecheck::norm_rows_backward", _no_second_gradient)
 
 
 _register()

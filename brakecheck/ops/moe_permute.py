@@ -54,6 +54,13 @@ def _(case: Case, x: Any, place: Any) -> Dict[str, Any]:
     return {"out": permute_plain(x, place)}
 
 
+@op.implementation("ours")
+def _(case: Case, x: Any, place: Any) -> Dict[str, Any]:
+    from . import permute
+
+    return {"out": permute(x, place)}
+
+
 def _outputs(case: Case, x: Any, place: Any) -> Dict[str, Any]:
     return {"out": x.new_empty(case["tokens"] * case["k"], case["width"])}
 

@@ -76,6 +76,14 @@ def _(case: Case, logits: Any, bias: Any) -> Dict[str, Any]:
     return route(logits.float(), case["k"], case["scoring"], bias if case["bias"] else None, case["renormalise"], 1.0)
 
 
+@op.implementation("ours")
+def _(case: Case, logits: Any, bias: Any) -> Dict[str, Any]:
+    from . import route as ours
+
+    found = ours(logits, case["k"], case["scoring"], bias if case["bias"] else None, case["renormalise"])
+    return dict(zip(RESULTS, found))
+
+
 def _plan(case: Case) -> RouterPlan:
     return router_plan(case["tokens"], case["experts"], case["k"], case["dtype"], case["bias"], SMS)
 

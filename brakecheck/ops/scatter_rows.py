@@ -75,6 +75,20 @@ def _(case: Case, grad: Any, index: Any, key: Any, order: Any) -> Dict[str, Any]
     return {"out": grad.new_zeros(case["rows"], case["width"]).index_add_(0, index, grad)}
 
 
+@op.implementation("ours")
+def _(case: Case, grad: Any, index: Any, key: Any, order: Any) -> Dict[str, Any]:
+    from . import embedding_gradient
+
+    return {"out": embedding_gradient(grad, index, case["rows"])}
+
+
+@op.implementation("ours-deterministic")
+def _(case: Case, grad: Any, index: Any, key: Any, order: Any) -> Dict[str, Any]:
+    from . import embedding_gradient
+
+    return {"out": embedding_gradient(grad, index, case["rows"], deterministic=True)}
+
+
 def _outputs(case: Case, grad: Any, **_: Any) -> Dict[str, Any]:
     return {"out": grad.new_empty(case["rows"], case["width"])}
 

@@ -35,8 +35,15 @@ def _plain(case: Case, x: Any) -> Any:
     return exponential / exponential.sum(1, keepdim=True)
 
 
+def _ours(case: Case, x: Any) -> Any:
+    from . import softmax
+
+    return softmax(x)
+
+
 autograd.reference(op, _plain)
 autograd.implement(op, "torch", lambda case, x: x.softmax(1))
+autograd.implement(op, "ours", _ours)
 
 
 @op.cost
