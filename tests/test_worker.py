@@ -3,13 +3,14 @@
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from brakecheck.bench.process import WorkerLost, WorkerProcess
 from brakecheck.model import UnavailableError
 from brakecheck.stack.environment import Environment, check_overlays, put_in_front
-from brakecheck.worker import numerics, timers
+from brakecheck.worker import fingerprint, numerics, timers
 from brakecheck.worker.device import cpu_cache_bytes
 from brakecheck.worker.fingerprint import mixed_sets
 
@@ -197,6 +198,29 @@ def test_a_hang_is_killed(worker):
 
 
 # ---- Parts that need no process ------------------------------------------------------------------
+def test_compilers_are_told_apart_by_who_brings_them(tmp_path, monkeypatch):
+    for name, version in (("nvcc", "13.0.88"), ("ptxas", "13.0.90")):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/sh\necho release 13.0, V{version}")
+        program.chmod(0o755)
+    for name in ("libcuda.so.580.65.06", "libnvidia-ptxjitcompiler.so.580.65.06"):
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "libnvidia-ptxjitcompiler.so.1").symlink_to("libnvidia-ptxjitcompiler.so.580.65.06")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setattr(fingerprint, "mapped", lambda: [str(tmp_path / "libcuda.so.580.65.06")])
+    found = {c["name"]: c for c in fingerprint._compilers()}
+    assert found["nvcc"]["version"] == "13.0.88" and found["ptxas (toolkit)"]["version"] == "13.0.90"
+    assert found["ptxas (driver)"]["version"] == "580.65.06" and len(found["ptxas (driver)"]["sha256"]) == 64
+
+
+def test_energy_is_that_of_the_sampling_windows():
+    readings = iter([1000, 4000])
+    device = SimpleNamespace(cuda=False, energy=lambda: next(readings), clock=lambda: None)
+    sampled = timers._sample(device, timers.Plan(max_samples=3), timers.Sampled("t", "m", 2), lambda: 10.0)
+    assert sampled.energy_mj == 3000 and sampled.us == [5.0] * 3
+
+
 def test_mixed_sets_are_named():
     assert mixed_sets(["/a/libcublas.so.12", "/a/libcublasLt.so.12", "/a/libcudnn.so.9", "/b/libnccl.so.2"]) == []
     (text,) = mixed_sets(["/a/libcublas.so.12", "/b/libcublasLt.so.12"])

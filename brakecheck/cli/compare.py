@@ -82,7 +82,9 @@ def compare(
         check(path)  # before the work, not after
     chosen = device or ("cuda:0" if measure else None)
     options = watch = None
-    if chosen or any(spec.startswith(("env:", "pip:", "launch:")) or ".toml" in spec for spec in stacks):
+    stacks = api.expanded(stacks)
+    measured = any(spec.startswith(("env:", "pip:", "launch:")) or ".toml:" in spec for spec in stacks)
+    if chosen or measured or cases != "*" or ops:
         from .run import options_of, show_progress  # statistics take a second to load, so only where they are used
 
         options = options_of(chosen or "cpu", operators, cases, ops, budget, seed, duty)

@@ -70,9 +70,18 @@ def open_environment(spec: str) -> Environment:
     return found
 
 
-def stack_names(file: str) -> list[str]:
-    """The names of the stacks in a TOML file, in its order. Builds nothing."""
-    return list(_entries(file))
+def stack_specs(file: str, name: str = "") -> list[str]:
+    """What each stack of a TOML file (or the one called `name`) is asked for by: FILE:NAME; of a toolchain, which has
+    no variables to go with it, its own spec. Builds nothing."""
+    entries = _entries(file)
+    out = []
+    for each in [name] if name in entries else entries:
+        spec = entries[each].get("spec") if isinstance(entries[each], dict) else None
+        toolchain = isinstance(spec, str) and spec.startswith("cuda==")
+        if toolchain and list(entries[each]) != ["spec"]:
+            raise UsageError("a toolchain has a spec and nothing else", f"{file} [stacks.{each}]", "remove the rest")
+        out.append(str(spec) if toolchain else f"{file}:{each}")
+    return [f"{file}:{name}"] if name and name not in entries else out
 
 
 def read_stack(file: str, name: str) -> Environment:

@@ -262,7 +262,8 @@ def _facts(m: Measurement | None) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = {"status": m.status, "blocks": len(m.blocks), "median_us": m.median_us,
                              "first_call_ms": m.first_call_ms, "memory": m.memory or None, "note": m.note,
-                             "message": m.message, "work": m.work or None, "trials": m.trials}
+                             "message": m.message, "work": m.work or None, "trials": m.trials,
+                             "mj_per_call": m.mj_per_call}
     if m.numerics:
         known = ("ok", "why", "tolerance", "distinct", "digest", "outputs", "layouts")
         found["numerics"] = {k: m.numerics[k] for k in known if k in m.numerics}

@@ -157,13 +157,14 @@ def mixed_sets(paths: Iterable[str]) -> List[str]:
     return out
 
 
-def _ptxas() -> List[Dict[str, str]]:
-    """One component for each ptxas: they differ by producer, and each producer uses its own."""
+def _compilers() -> List[Dict[str, str]]:
+    """nvcc, and one component for each ptxas: they differ by producer, and each producer uses its own."""
     found = []
     places: Dict[str, Callable[[], Iterable[Path]]] = {
+        "nvcc": lambda: (folder / "nvcc" for folder in _toolkits()),
         "ptxas (triton)": lambda: [_package("triton") / "backends" / "nvidia" / "bin" / "ptxas"],
         "ptxas (cute-dsl)": lambda: _package("nvidia_cutlass_dsl").rglob("ptxas"),
-        "ptxas (toolkit)": lambda: (Path(p) / "ptxas" for p in os.environ.get("PATH", "").split(os.pathsep)),
+        "ptxas (toolkit)": lambda: (folder / "ptxas" for folder in _toolkits()),
         "ptxas (TRITON_PTXAS_PATH)": lambda: [Path(os.environ["TRITON_PTXAS_PATH"])],
     }
     for name, look in places.items():
@@ -176,7 +177,18 @@ def _ptxas() -> List[Dict[str, str]]:
             continue
         version = re.search(r"V(\d+\.\d+\.\d+)", text)
         found.append(_component(name, version.group(1) if version else None, str(path)))
+    driver = next((Path(f).parent for f in mapped() if "/libcuda.so." in f), None)
+    compiler = driver / "libnvidia-ptxjitcompiler.so.1" if driver else None  # of PTX that no cubin fits
+    if compiler and compiler.is_file():
+        real = os.path.realpath(compiler)
+        found.append(_component("ptxas (driver)", file_version(real, {}), real))
     return found
+
+
+def _toolkits() -> Iterable[Path]:
+    """Folders where torch's builder of extensions looks for nvcc, in its order."""
+    homes = [Path(os.environ[name]) / "bin" for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    return [*homes, *map(Path, os.environ.get("PATH", "").split(os.pathsep)), Path("/usr/local/cuda/bin")]
 
 
 def _package(name: str) -> Path:
@@ -216,7 +228,7 @@ def fingerprint(device: Device, packages: Iterable[str] = ()) -> Dict[str, Any]:
     for package in ("triton", "nvidia-cutlass-dsl"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             components.append(_component(package, metadata.version(package)))
-    components += libraries() + _ptxas()
+    components += libraries() + _compilers()
     return {
         "components": components, "device": device.describe(),
         "environment": {k: v for k, v in sorted(os.environ.items()) if VARIABLES.match(k)},
