@@ -88,6 +88,9 @@ def compare(
         "sources": sources, "operators": operators, "include_dirs": include_dirs, "defines": defines, "std": std,
         "launches": launches, "front": front, "nvcc": nvcc, "offline": offline, "jobs": jobs, "progress": progress}
     if set(kinds) == {"toolchain"} and device is None and options is None:
+        if workload:
+            raise UsageError("--workload has no meaning here: machine code is compared, and no times to weigh",
+                             "--workload", "time the kernels with --device cuda:0, or leave it out")
         return compare_toolchains(*specs, archs=archs, policy=rules, **static)
     if len(set(kinds)) > 1:
         raise UsageError("a toolchain cannot be measured against an environment", " ".join(specs),

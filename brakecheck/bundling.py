@@ -37,6 +37,15 @@ from brakecheck.bench.bundle import main
 
 sys.exit(main(Path(__file__).resolve().parent))
 '''
+# Python prefers the folder that it is started in to what is installed, so `python -m brakecheck` finds the copy there.
+MAIN = '''"""Says what this copy of brakecheck is for."""
+import sys
+
+print("brakecheck: this folder is a bundle, and its copy of brakecheck only measures the bundle\\n"
+      "  to do: here `python run.py --device cuda:0`; for everything else call brakecheck from another folder",
+      file=sys.stderr)
+sys.exit(64)
+'''
 
 
 @dataclass(frozen=True)
@@ -129,3 +138,4 @@ def _package(target: Path) -> None:
             shutil.copyfile(root / name, target / name)
         else:
             shutil.copytree(root / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (target / "__main__.py").write_text(MAIN)

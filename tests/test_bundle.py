@@ -50,6 +50,9 @@ def test_a_bundle_is_measured_without_our_dependencies_and_compared_here(tmp_pat
     assert {d["operator"]: d["state"] for d in data["deltas"]} == {"op0": "same", "op1": "slower", "op2": "same"}
     assert all("ratio" in d and d["base"]["blocks"] >= 4 for d in data["deltas"])
     assert cli("show", result) == 0 and "op1" in capsys.readouterr().out
+    here = subprocess.run([sys.executable, "-m", "brakecheck", "--version"], cwd=folder, capture_output=True, text=True,
+                          env={})
+    assert here.returncode == 64 and "this folder is a bundle" in here.stderr and "run.py" in here.stderr
     wrong = subprocess.run([*command, "--budget", "soon"], capture_output=True, text=True)
     assert wrong.returncode == 64 and "not a time" in wrong.stderr and "Traceback" not in wrong.stderr
     wrong = subprocess.run([*command, "--out", str(tmp_path / "none" / "r.json")], capture_output=True, text=True)

@@ -135,6 +135,93 @@ def test_a_go_says_what_it_knows_nothing_of(tmp_path):
     assert "nothing is known of 2 of 5 cases: 1 fail on both, 1 wrong on both" in found.headline
 
 
+@pytest.mark.parametrize("more, why", [({"status": "crash"}, "fail on both"), ({"right": False}, "wrong on both"),
+                                       ({"inputs": None}, "not measured alike")])
+def test_half_of_the_cases_without_an_answer_are_no_go(tmp_path, more, why):
+    def arm(name, case):
+        inputs = {"inputs": name} if "inputs" in more else more
+        return rows(name, case=case, **inputs)
+
+    blocks = both() + [r for arm_name in ("base", "candidate") for r in arm(arm_name, "n=2")]
+    blocks += rows("candidate", case="n=3") + rows("candidate", case="n=4")  # new cases carry nothing
+    found = compared(table(tmp_path, blocks)).comparison
+    assert found.verdict is Verdict.WITHHELD
+    assert any(f"1 of 2 cases are undecided (1 {why})" in r.text for r in found.reasons)
+    blocks += [r for arm_name in ("base", "candidate") for r in rows(arm_name, case="n=5")]
+    left = compared(table(tmp_path, blocks)).comparison
+    assert not any(r.code == "undecided" for r in left.reasons)
+
+
+def test_an_architecture_of_which_nothing_is_known_is_no_go(tmp_path):
+    blocks = [r for k in range(5) for arm in ("base", "candidate") for r in rows(arm, case=f"n={k}", arch="sm_90")]
+    blocks += [r for arm in ("base", "candidate") for r in rows(arm, arch="sm_80", status="crash")]
+    found = compared(table(tmp_path, blocks)).comparison
+    assert found.environment["verdict_by_arch"] == {"sm_90": "GO", "sm_80": "WITHHELD"}
+    assert found.verdict is Verdict.WITHHELD and "1 of 1 cases on sm_80 are undecided" in found.headline
+
+
+def test_a_reason_to_wait_does_not_hide_how_little_is_known(tmp_path):
+    blocks = rows("base", memory={"process": 0}) + rows("candidate", memory={"process": 2**34})
+    blocks += [r for n in "23" for arm in ("base", "candidate") for r in rows(arm, case=f"n={n}", status="oom")]
+    found = compared(table(tmp_path, blocks))
+    assert found.verdict is Verdict.HOLD and "memory where there was none" in found.headline
+    assert "too thin for a GO: 2 of 3 cases are undecided (2 fail on both)" in found.headline
+
+
+# ---- Several candidates ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("times, status, said", [
+    ((SLOW, SAME), 2, "BRAKE: b: "), ((SAME, SLOW), 2, "BRAKE: c: "), ((SAME, SAME), 0, "GO: throughput")])
+def test_the_worst_candidate_decides_and_the_others_are_named(tmp_path, capsys, times, status, said):
+    # The operators' components differ in two ways, so that the arms are no series of releases.
+    blocks = [{**r, "components": {"x": x, "y": y}} for arm, us, x, y in zip("abc", (SAME, *times), "112", "121")
+              for r in rows(arm, us)]
+    with pytest.raises(SystemExit) as stop:
+        main(["compare", table(tmp_path, blocks), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    go = [arm for arm, us in zip("bc", times) if us is SAME]
+    assert (stop.value.code or 0) == status and found["headline"].startswith(said)
+    assert found["headline"].endswith(f" | GO: {', '.join(go)}")
+    assert found["environment"]["verdicts"] == {arm: "GO" if arm in go else "BRAKE" for arm in "bc"}
+
+
+def test_what_is_right_in_the_last_candidate_only_is_said_of_the_one_before(tmp_path):
+    later = [1.05 * us for us in SAME]  # where it went slow is no reason for this BRAKE
+    blocks = [r for arm, us, right in (("a", SAME, True), ("b", SAME, False), ("c", SAME, True))
+              for r in rows(arm, us, right=right, why="off by one")]
+    blocks += [r for arm, us in zip("abc", (SAME, later, SAME)) for r in rows(arm, us, case="n=2")]
+    found = compared(table(tmp_path, blocks))
+    assert found.verdict is Verdict.BRAKE and "off by one" in found.headline and "| GO: c" in found.headline
+
+
+# ---- Memory ----------------------------------------------------------------------------------------------------------
+def grown(kind, base, candidate):
+    """Sizes in MiB, one for each visit."""
+    def side(arm, sizes):
+        return [{"arm": arm, "operator": "mm", "case": "n=1", "pair": i, "us": [10.0], "memory": {kind: size * 2**20}}
+                for i, size in enumerate(sizes)]
+
+    return side("base", base) + side("candidate", candidate)
+
+
+@pytest.mark.parametrize("kind, base, candidate, verdict", [
+    ("host_peak", (300, 420, 310, 300), (300, 400, 410, 400), Verdict.GO),  # visits of one arm move as much
+    ("host_peak", (40, 40, 40, 40), (80, 80, 80, 80), Verdict.GO),  # less than host_floor
+    ("host_peak", (300, 310, 300, 320), (600, 610, 600, 605), Verdict.HOLD),
+    ("allocated", (300, 300, 300, 300), (400, 400, 400, 400), Verdict.BRAKE),
+    ("allocated", (300, 420, 310, 300), (300, 400, 410, 400), Verdict.HOLD)])
+def test_what_visits_of_one_arm_differ_by_is_no_brake(tmp_path, kind, base, candidate, verdict):
+    found = compared(table(tmp_path, grown(kind, base, candidate)))
+    assert found.verdict is verdict
+    assert (f"visits of one arm differ by {max(base) - min(base)} MiB" in found.headline) == (verdict is Verdict.HOLD)
+
+
+def test_a_run_keeps_how_far_its_visits_lie_apart(tmp_path):
+    pytest.importorskip("polars")
+    run = read_table(table(tmp_path, grown("host_peak", (300, 420), (300, 400))))
+    again = store.read(store.write(replace(run, id="r"), str(tmp_path / "s")))
+    assert [m.memory_spread for m in again.measurements] == [{"host_peak": 120 * 2**20}, {"host_peak": 100 * 2**20}]
+
+
 def test_a_go_says_which_memory_it_does_not_know(tmp_path):
     found = compared(table(tmp_path, rows("base", memory={"process": 2**30}) + rows("candidate")))
     assert found.verdict is Verdict.GO
@@ -258,6 +345,20 @@ def test_a_pair_that_is_there_twice_is_refused(tmp_path):
         read_table(table(tmp_path, [*both(), {**both()[-1], "us": [99]}]))
 
 
+def test_blocks_without_a_partner_are_counted(tmp_path, capsys):
+    blocks = both()
+    blocks[-1]["pair"] = 9  # the base has pair 4, the candidate pair 9
+    def told(given):
+        return [w for w in compared(table(tmp_path, given)).comparison.environment.get("warnings", ()) if "pair" in w]
+
+    assert told(both()) == []
+    (said,) = told(blocks)
+    assert "left out" in said and said.endswith(": 2 (mm n=1: 2)")
+    # Each of several candidates stops by itself: what the base went on to measure for another is not lost.
+    more = rows("base", (*SAME, *SAME)) + rows("early") + rows("late", (*SAME, *SAME))
+    assert told(more) == [] and len(told([*more, {**more[-1], "pair": 99}])) == 1
+
+
 def test_blocks_with_and_without_pairs_are_not_mixed(tmp_path):
     alone = [{k: v for k, v in r.items() if k != "pair"} for r in rows("candidate", SLOW)]
     with pytest.raises(BrakecheckError, match="some blocks have a pair and some have none"):
@@ -286,12 +387,14 @@ def test_csv_of_a_spreadsheet(tmp_path):
 
 
 def test_what_would_not_be_looked_at_is_refused(tmp_path):
-    recorded = table(tmp_path, both())
+    recorded, workload = table(tmp_path, both()), tmp_path / "w.json"
+    workload.write_text('{"weights": {"softmax": 1.0}}')
     for specs, more in (((recorded,), {"operators": ["mm"]}), ((recorded,), {"sources": ["my.cu"]}),
                         (("env:a", "env:b"), {"sources": ["my.cu"]}), (("env:a", "env:b"), {"launches": ["k=1"]}),
                         ((recorded,), {"options": Options(cases="mm *")}), ((recorded,), {"device": "cpu"}),
                         (("cuda==12.9", "cuda==13.2"), {"options": Options(ops=("my.py",))}),
-                        (("cuda==12.9", "cuda==13.2"), {"implementation": "triton"})):
+                        (("cuda==12.9", "cuda==13.2"), {"implementation": "triton"}),
+                        (("cuda==12.9", "cuda==13.2"), {"workload": workload})):
         with pytest.raises(UsageError, match="has no meaning here"):
             compared(*specs, **more)
 

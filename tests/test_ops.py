@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from brakecheck.cli import main
 from brakecheck.ops import Case, Scalar, TensorMap, catalogue, catalogue_sources
+from brakecheck.ops.base import CLAIMS
 from brakecheck.ops.make import Make
 
 torch = pytest.importorskip("torch")
@@ -210,6 +212,15 @@ def test_every_file_in_the_folder_is_registered():
 def test_the_claims_that_need_a_kernel_have_one():
     claims = {c for o in OPERATORS.values() for c in o.claims}
     assert claims >= {"A2", "A4", "A5", "A9", "A11", "A13", "B2", "B8", "B9", "B12"}
+    assert claims == set(CLAIMS)
+
+
+def test_the_list_of_operators_says_what_their_claims_are(capsys):
+    with pytest.raises(SystemExit):
+        main(["ops", "accumulate"])
+    shown = capsys.readouterr().out
+    assert CLAIMS["A9"] in shown and CLAIMS["B8"] not in shown
+    assert "out[key] +=" in shown  # and no markup
 
 
 # ---- the ballot mistake (B8) ----

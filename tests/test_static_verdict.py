@@ -387,7 +387,16 @@ def steps(result):
 def test_a_change_is_one_step(codes, expected, verdict):
     result = sequence(*codes)
     assert steps(result) == expected
-    assert result.verdict.value == verdict
+    verdicts = verdicts_of(result)
+    assert verdicts[result.arms[-1].name].value == verdict
+    assert result.verdict is max(verdicts.values(), key=lambda v: v.rank)
+
+
+def test_of_several_candidates_the_worst_decides_and_the_headline_says_which_are_go():
+    broken = sequence(*"A!A")
+    assert broken.verdict is Verdict.BRAKE and broken.headline.startswith("BRAKE: B: ")
+    assert broken.headline.endswith(" | GO: C.") and broken.reasons[0].code == "does-not-compile"
+    assert sequence(*"AAA").headline.endswith(" | GO: B, C.") and sequence(*"ABC").headline.endswith(" | GO: none.")
 
 
 def test_each_candidate_has_a_verdict():

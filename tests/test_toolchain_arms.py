@@ -102,6 +102,21 @@ def test_equal_machine_code_is_the_same_and_timed_kernels_tell_what_changed():
     assert compare_run(run([changed, same])).verdict is Verdict.GO
 
 
+def test_where_every_kernel_was_timed_the_times_decide():
+    assert compare_run(run([static(State.UNDECIDED, "fused")])).verdict is Verdict.GO
+
+
+def test_of_several_toolchains_code_and_times_decide_together():
+    names = ("1", "2", "3")
+    arms = tuple(Arm(n, Stack(f"cuda=={n}", f"cuda {n}")) for n in names)
+    deltas = (static(State.BROKEN, "gone", reason="does-not-compile", step=("1", "2")),
+              static(State.FIXED, "gone", reason="compiles", step=("2", "3")))
+    told = {"comparison": Comparison(Verdict.BRAKE, "", (), arms, {}, deltas).to_json(), "timed": {}}
+    found = compare_run(Run("r", "2026", arms, {}, tuple(measured(n, 10.0) for n in names), static=told))
+    assert found.environment["verdicts"] == {"2": "BRAKE", "3": "GO"}
+    assert found.verdict is Verdict.BRAKE and found.headline.endswith(" | GO: 3")
+
+
 def test_a_kernel_that_no_longer_compiles_outweighs_equal_times():
     gone = static(State.BROKEN, "gone", reason="does-not-compile")
     found = compare_run(run([static(State.UNDECIDED, "fused"), gone]))

@@ -214,6 +214,12 @@ def test_compilers_are_told_apart_by_who_brings_them(tmp_path, monkeypatch):
     assert found["ptxas (driver)"]["version"] == "580.65.06" and len(found["ptxas (driver)"]["sha256"]) == 64
 
 
+def test_what_torch_brings_of_others_has_a_version_of_its_own():
+    names = ("libtorch_cpu.so", "libgomp-24e2ab19.so.1.0.0", "libcusparseLt-f80c68d1.so.0")
+    packages = {f"/torch/lib/{name}": "torch 2.5.1" for name in names}
+    assert [fingerprint.file_version(path, packages) for path in packages] == ["2.5.1", "1.0.0", None]
+
+
 def test_energy_is_that_of_the_sampling_windows():
     readings = iter([1000, 4000])
     device = SimpleNamespace(cuda=False, energy=lambda: next(readings), clock=lambda: None)

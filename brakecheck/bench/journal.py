@@ -9,7 +9,7 @@ import fcntl
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,12 @@ def measurements(events: Iterable[Event], arms: list[str], arch: str) -> tuple[M
     return tuple(_measurement(*name, arch, found) for name, found in visits.items())
 
 
+def memory_of(sizes: Mapping[str, Sequence[float]]) -> tuple[dict[str, float], dict[str, float]]:
+    """Of the bytes that each visit needed, by kind: the median, and how far the visits lie apart."""
+    return ({kind: statistics.median(found) for kind, found in sizes.items()},
+            {kind: max(found) - min(found) for kind, found in sizes.items() if len(found) > 1})
+
+
 def _measurement(arm: str, operator: str, case: str, arch: str, visits: list[Event]) -> Measurement:
     good = [v for v in visits if v["ok"]]
     bad = [v for v in visits if not v["ok"]]
@@ -116,6 +122,7 @@ def _measurement(arm: str, operator: str, case: str, arch: str, visits: list[Eve
     for result in results:
         for kind, size in result.get("memory", {}).items():
             memory[kind].append(size)
+    middle, spread = memory_of(memory)
     key = decode(Key, results[0]["key"])
     unlike = sorted({part for r in results for part in key.unlike(decode(Key, r["key"]))})
     if unlike:
@@ -123,7 +130,7 @@ def _measurement(arm: str, operator: str, case: str, arch: str, visits: list[Eve
     return Measurement(
         arm, operator, case, arch, bad[-1]["state"] if failed else "ok", bad[-1]["message"] if failed else None,
         key=key, blocks=tuple(block_of(v) for v in good if not key.unlike(decode(Key, v["result"]["key"]))),
-        memory={kind: statistics.median(sizes) for kind, sizes in memory.items()},
+        memory=middle, memory_spread=spread,
         numerics=checked.get("numerics"), retention=checked.get("retention"), kernel_sum=checked.get("kernel_sum"),
         first_call_ms=statistics.median(r["first_call_ms"] for r in results), work=results[0].get("work", {}),
         note=note, trials={"failed": len(bad), "tries": len(visits)} if bad and not failed else None)

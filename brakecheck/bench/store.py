@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # at run time only where tables are touched: a machine that o
     import polars as pl
 
 FILES = ("measurements.parquet", "blocks.parquet", "samples.parquet")
-JSON_FIELDS = ("memory", "numerics", "retention", "kernel_sum", "work", "trials")
+JSON_FIELDS = ("memory", "memory_spread", "numerics", "retention", "kernel_sum", "work", "trials")
 KEY_FIELDS = ("timer", "mode", "cache", "duty", "inputs", "harness")
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..model import Arm, Block, BrakecheckError, Component, Key, Measurement, Run, Stack
+from .journal import memory_of
 
 SCHEMA = "brakecheck/blocks/1"
 KEY_FIELDS = ("timer", "mode", "cache", "duty", "inputs", "harness")
@@ -189,9 +189,9 @@ def _measurement(arm: str, operator: str, case: str, arch: str, rows: list[tuple
     if checked:  # one wrong result makes the case wrong
         judged = next((row for row in checked if not row["right"]), checked[0])
         numerics = {"ok": judged["right"], **({"why": str(judged["why"])} if judged.get("why") else {})}
-    middle = {kind: statistics.median(sizes) for kind, sizes in memory.items()}
-    return Measurement(arm, operator, case, arch, status, message, keys[0], tuple(blocks), middle, numerics=numerics,
-                       trials=_trials(rows),
+    middle, spread = memory_of(memory)
+    return Measurement(arm, operator, case, arch, status, message, keys[0], tuple(blocks), numerics=numerics,
+                       trials=_trials(rows), memory=middle, memory_spread=spread,
                        retention=told.get("retention"), first_call_ms=told.get("first_call_ms"),
                        work={str(k): float(v) for k, v in told.get("work", {}).items()})
 

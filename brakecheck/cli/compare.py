@@ -72,7 +72,8 @@ def compare(
     jobs: Annotated[Optional[int], typer.Option(
         min=1, help="Processes at once (default: all cores).", rich_help_panel=COMPILED)] = None,
 ) -> int:
-    """Compare stacks, runs or tables; the first is the base. Exit status: 0 GO, 1 HOLD, 2 BRAKE, 3 WITHHELD."""
+    """Compare stacks, runs or tables; the first is the base. Exit status, of several candidates the
+    worst: 0 GO, 1 HOLD, 2 BRAKE, 3 WITHHELD."""
     from rich.console import Console
 
     from .. import api

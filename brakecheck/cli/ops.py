@@ -17,9 +17,11 @@ def ops(
 ) -> int:
     """List operators, their cases, implementations and CUDA kernels."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from ..ops import catalogue
+    from ..ops.base import CLAIMS
 
     found = catalogue()
     if operator and operator not in found:
@@ -35,8 +37,13 @@ def ops(
         table.add_column(column, overflow="fold")
     for op in chosen:
         names = [*op.implementations, *(kernel.name for kernel in op.kernels)]
-        table.add_row(op.name, op.title, " ".join(op.claims), str(len(op.cases)), ", ".join(names))
+        table.add_row(op.name, escape(op.title), " ".join(op.claims), str(len(op.cases)), ", ".join(names))
     console.print(table)
+    if any(op.claims for op in chosen):
+        console.print("\nClaims that others have made, and that these operators are there to check:")
+        for name, said in CLAIMS.items():
+            if any(name in op.claims for op in chosen):
+                console.print(f"  {name:<4} {said}", highlight=False, markup=False)
     if operator:
         _details(console, chosen[0])
     return 0

@@ -33,6 +33,11 @@ class Verdict(str, enum.Enum):
     def exit_code(self) -> int:
         return {"GO": 0, "HOLD": 1, "BRAKE": 2, "WITHHELD": 3}[self.value]
 
+    @property
+    def rank(self) -> int:
+        """Of several, the one with the highest rank holds: a reason that was seen outranks what is not known."""
+        return ("GO", "WITHHELD", "HOLD", "BRAKE").index(self.value)
+
 
 @dataclass(frozen=True)
 class Change:

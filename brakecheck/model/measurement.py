@@ -70,6 +70,7 @@ class Measurement:
 
     status: ok, error, oom, crash, timeout, missing (operator, implementation or import), unusable (device).
     memory: bytes by kind (allocated, reserved, process, host_peak), medians over the visits.
+    memory_spread: the largest less the smallest, of kinds that several visits tell.
     numerics: worker/numerics.py's findings. retention: {"fixed", "growth", "calls"} bytes that stay after calls.
     kernel_sum: {"us", "kernels"} of the profiler. work: {"flops", "bytes", "power_limited"}.
     trials: {"failed", "tries"} where failures were counted (hangs of a number of boots).
@@ -91,6 +92,7 @@ class Measurement:
     work: Dict[str, Any] = field(default_factory=dict)
     note: Optional[str] = None
     trials: Optional[Dict[str, int]] = None
+    memory_spread: Dict[str, float] = field(default_factory=dict)
 
     @property
     def name(self) -> Tuple[str, str, str]:

@@ -65,6 +65,13 @@ def decide(deltas: Sequence[Delta], base: Arm, candidate: Arm, policy: Policy) -
     return Decision(verdict, f"{verdict.value}: {said}.", tuple(reasons), coverage)
 
 
+def of_several(headline: str, verdict: Verdict, worst: str, verdicts: Mapping[str, Verdict]) -> str:
+    """The headline of a table of several candidates: which of them it is about, and which are GO."""
+    go = ", ".join(name for name, v in verdicts.items() if v is Verdict.GO) or "none"
+    said = headline[len(verdict.value) + 2:].rstrip(".")
+    return f"{verdict.value}: {'' if verdict is Verdict.GO or not worst else worst + ': '}{said} | GO: {go}"
+
+
 def called(arm: Arm) -> str:
     """CUDA 13.2.1 for people."""
     name = arm.stack.name or arm.stack.spec

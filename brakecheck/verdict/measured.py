@@ -17,6 +17,7 @@ from .statistics import Estimate, Judgement
 
 # Fixed workspaces that libraries keep per handle and stream (cuBLAS documentation, CUBLAS_WORKSPACE_CONFIG): bytes.
 WORKSPACES = {8_519_680: "cuBLAS workspace, 8,320 KiB", 32 << 20: "cuBLAS workspace on Hopper, 32 MiB"}
+HOST = "host_peak"
 OURS = ("cuda-graph", "cuda-events", "steady-clock", "cpu-time")
 
 
@@ -38,14 +39,14 @@ class _Sides:
 
 
 def measured_deltas(base: Iterable[Measurement], candidate: Iterable[Measurement], rules: MeasuredRules | None = None,
-                    step: tuple[str, str] = ("base", "candidate")) -> tuple[Delta, ...]:
+                    step: tuple[str, str] = ("base", "candidate"), refused: str = "") -> tuple[Delta, ...]:
     """One delta for each operator, case and arch that either arm has, in the base's order.
 
     Blocks with the same pair number are compared pair by pair; where there are none, the arms are compared unpaired,
-    which is wider and said so."""
+    which is wider and said so. refused: why no time of one may be compared with the other's, if so."""
     rules = rules or MeasuredRules()
     a, b = {m.name: m for m in base}, {m.name: m for m in candidate}
-    sides = [_sides(a.get(name), b.get(name)) for name in dict.fromkeys([*a, *b])]
+    sides = [_sides(a.get(name), b.get(name), refused) for name in dict.fromkeys([*a, *b])]
     sides = _reject_timers(sides)
     judgements = statistics.judge([s.estimate for s in sides if s.settled is None], rules.margin, rules.fdr)
     waiting = iter(judgements)
@@ -53,8 +54,9 @@ def measured_deltas(base: Iterable[Measurement], candidate: Iterable[Measurement
 
 
 # ---- Before the times ------------------------------------------------------------------------------------------------
-def _sides(base: Measurement | None, candidate: Measurement | None) -> _Sides:
-    settled = _tried(base, candidate) or _worked(base, candidate) or _right(base, candidate) or _alike(base, candidate)
+def _sides(base: Measurement | None, candidate: Measurement | None, refused: str = "") -> _Sides:
+    settled = (_tried(base, candidate) or _worked(base, candidate) or _right(base, candidate)
+               or _alike(base, candidate, refused))
     if settled or base is None or candidate is None:
         return _Sides(base, candidate, settled=settled)
     x, y = _paired_medians(base, candidate)
@@ -146,13 +148,13 @@ def _layouts(base: Mapping[str, Any], candidate: Mapping[str, Any]) -> tuple[Sta
     return None
 
 
-def _alike(base: Measurement | None, candidate: Measurement | None) -> tuple[State, str, str] | None:
+def _alike(base: Measurement | None, candidate: Measurement | None, refused: str) -> tuple[State, str, str] | None:
     """Unlike keys are refused: another timer, cache policy, input distribution, mode, duty or harness (F12, F14)."""
     if base is None or candidate is None:
         return None
     if base.key is None or candidate.key is None:
         return State.UNDECIDED, "no-key", "how the times were taken is not recorded: refused"
-    unlike = base.key.unlike(candidate.key)
+    unlike = [*filter(None, [refused]), *base.key.unlike(candidate.key)]
     if unlike:
         return State.UNDECIDED, "unlike-keys", f"not measured alike, refused: {'; '.join(unlike)}"
     return None
@@ -177,6 +179,11 @@ def _reject_timers(sides: list[_Sides]) -> list[_Sides]:
 
 
 # ---- The times -------------------------------------------------------------------------------------------------------
+def places(m: Measurement) -> set[tuple[int, str | None]]:
+    """What makes blocks of two arms a pair."""
+    return {(b.pair, b.device) for b in m.blocks if b.pair is not None}
+
+
 def _paired_medians(base: Measurement, candidate: Measurement) -> tuple[list[float], list[float]]:
     a = {(b.pair, b.device): b.median for b in base.blocks if b.pair is not None}
     b = {(b.pair, b.device): b.median for b in candidate.blocks if b.pair is not None}
@@ -261,7 +268,8 @@ def _facts(m: Measurement | None) -> dict[str, Any]:
     if m is None:
         return {}
     found: dict[str, Any] = {"status": m.status, "blocks": len(m.blocks), "median_us": m.median_us,
-                             "first_call_ms": m.first_call_ms, "memory": m.memory or None, "note": m.note,
+                             "first_call_ms": m.first_call_ms, "memory": m.memory or None,
+                             "memory_spread": m.memory_spread or None, "note": m.note,
                              "message": m.message, "work": m.work or None, "trials": m.trials,
                              "mj_per_call": m.mj_per_call}
     if m.numerics:
@@ -286,7 +294,7 @@ def _changes(base: Measurement | None, candidate: Measurement | None, rules: Mea
         return ()
     out = [_memory_change(kind, base.memory[kind], candidate.memory[kind])
            for kind in base.memory if kind in candidate.memory
-           and abs(candidate.memory[kind] - base.memory[kind]) >= rules.memory_floor]
+           and abs(candidate.memory[kind] - base.memory[kind]) >= _memory_floor(kind, base, candidate, rules)]
     if candidate.trials and candidate.trials["failed"] and not base.trials:
         failed, tries = candidate.trials["failed"], candidate.trials["tries"]
         told = candidate.note or f"failed in {failed} of {tries} tries"
@@ -309,6 +317,14 @@ def _changes(base: Measurement | None, candidate: Measurement | None, rules: Mea
         text = f"the first call (compilation, tuning) takes {first[1] / 1000:.0f} s instead of {first[0] / 1000:.0f} s"
         out.append(Change("first_call_ms", *first, text))
     return tuple(out)
+
+
+def _memory_floor(kind: str, base: Measurement, candidate: Measurement, rules: MeasuredRules) -> float:
+    """Bytes of difference from which on memory of this kind has changed. The resident set depends on what the process
+    did before, in an order that is random: what visits of one arm differ by is no change."""
+    if kind != HOST:
+        return rules.memory_floor
+    return max(rules.host_floor, *(m.memory_spread.get(kind, 0.0) for m in (base, candidate)))
 
 
 def _memory_change(kind: str, base: float, candidate: float) -> Change:

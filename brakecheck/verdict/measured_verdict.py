@@ -11,18 +11,20 @@ from typing import Any
 from ..model import Arm, Comparison, Delta, Measurement, Mitigation, Reason, Run, State, Verdict, encode
 from . import patterns
 from .differences import differences, sole_cause, unintended
-from .measured import measured_deltas, throughput
+from .measured import HOST, measured_deltas, throughput
 from .mitigate import measured_mitigations, moved_optima
 from .policy import MeasuredRules, Policy
 from .run_facts import facts
 
-RANK = {Verdict.GO: 0, Verdict.HOLD: 1, Verdict.WITHHELD: 2, Verdict.BRAKE: 3}
 Finding = tuple[Verdict, Reason]
 NOT_TOLD = "not told"  # what a table leaves out (bench/table.py)
 WHY_UNKNOWN = {"not-measured": "not measured", "fails-on-both": "fail on both", "wrong-on-both": "wrong on both",
-               "not-checked": "not checked on the candidate"}
+               "not-checked": "not checked on the candidate", "unlike-keys": "not measured alike",
+               "no-key": "measured nobody knows how", "timer-does-not-wait": "by a timer that does not wait",
+               "drift": "drifting"}
 LOST = 10.0    # times the base's error that no other order of the same arithmetic explains,
 SINGLE = 1e-6  # where it is more than the rounding of float32
+DEVICE = ("name", "multiprocessors", "power_limit_watts", "threads")  # of Run.device: what moves times
 SHOWN = 12  # differences between two whole environments that are named in a reason
 
 
@@ -36,7 +38,13 @@ def compare_runs(base: Run, candidate: Run, policy: Policy | None = None) -> Com
     else:
         base_found, candidate_found = list(base.of_arm(base.arms[0].name)), list(base.of_arm(base.arms[-1].name))
         arms = (base.arms[0], candidate.arms[-1])
-    return conclude(base_found, candidate_found, arms, policy, facts(base, candidate))
+    return conclude(base_found, candidate_found, arms, policy, facts(base, candidate), other_device(base, candidate))
+
+
+def other_device(base: Run, candidate: Run) -> str:
+    """In what the devices of two runs differ that moves times; "" when in nothing that both tell."""
+    a, b = base.device, candidate.device
+    return "; ".join(f"device {k}: {a[k]} against {b[k]}" for k in DEVICE if k in a and k in b and a[k] != b[k])
 
 
 def _unpair(found: Sequence[Measurement]) -> list[Measurement]:
@@ -44,12 +52,13 @@ def _unpair(found: Sequence[Measurement]) -> list[Measurement]:
 
 
 def conclude(base: Sequence[Measurement], candidate: Sequence[Measurement], arms: tuple[Arm, Arm],
-             policy: Policy | None = None, environment: dict[str, Any] | None = None) -> Comparison:
+             policy: Policy | None = None, environment: dict[str, Any] | None = None,
+             refused: str = "") -> Comparison:
     """The comparison of two arms' measurements: deltas, verdict, reasons, mitigations; and a verdict per arch (F3).
-    What the policy's scope ignores stays among the deltas and decides nothing."""
+    What the policy's scope ignores stays among the deltas and decides nothing. refused: as measured_deltas has it."""
     policy = policy or Policy()
-    return judged(measured_deltas(base, candidate, policy.measured, (arms[0].name, arms[1].name)), arms, policy,
-                  environment)
+    step = arms[0].name, arms[1].name
+    return judged(measured_deltas(base, candidate, policy.measured, step, refused), arms, policy, environment)
 
 
 def judged(every: Sequence[Delta], arms: tuple[Arm, Arm], policy: Policy, environment: dict[str, Any] | None = None,
@@ -60,13 +69,13 @@ def judged(every: Sequence[Delta], arms: tuple[Arm, Arm], policy: Policy, enviro
     mitigations = measured_mitigations(deltas, arms, rules)
     findings = (_correctness(deltas) + _coverage(deltas, every, mitigations) + _memory(deltas, mitigations, rules)
                 + _speed(deltas, rules) + _gain(deltas, rules))
-    findings += _thin(deltas, findings, rules)
+    findings += _thin(deltas, rules)
     by_arch = {arch: _worst([f for f in findings if f[1].scope.get("arch") in (None, arch)])
                for arch in dict.fromkeys(d.arch for d in deltas)}
     verdict = _worst(findings)
     if verdict is Verdict.GO:
         findings += _unknown(deltas)
-    findings.sort(key=lambda f: -RANK[f[0]])
+    findings.sort(key=lambda f: -f[0].rank)
     differing = differences(*arms)
     asides = [Reason("unintended-difference", f"the stacks also differ in {d.text}", {"component": d.component})
               for d in unintended(differing)]
@@ -84,7 +93,7 @@ def judged(every: Sequence[Delta], arms: tuple[Arm, Arm], policy: Policy, enviro
 
 
 def _worst(findings: Sequence[Finding]) -> Verdict:
-    return max((v for v, _ in findings), key=RANK.__getitem__, default=Verdict.GO)
+    return max((v for v, _ in findings), key=lambda v: v.rank, default=Verdict.GO)
 
 
 def scoped(operator: str, case: str, arch: str) -> dict[str, str]:
@@ -155,20 +164,25 @@ def _coverage(deltas: Sequence[Delta], every: Sequence[Delta], mitigations: Sequ
     return out
 
 
-def _thin(deltas: Sequence[Delta], findings: Sequence[Finding], rules: MeasuredRules) -> list[Finding]:
-    """Too many undecided cases withhold a GO. They do not withhold a HOLD: a loss that was seen is a reason to wait,
-    however little is known of the rest."""
-    undecided = [d for d in deltas if d.state is State.UNDECIDED]
-    # Whatever the policy allows, a GO that nothing was decided for would be no GO.
-    if not undecided or (len(undecided) < len(deltas) and len(undecided) <= rules.most_undecided * len(deltas)):
-        return []
-    verdict = Verdict.HOLD if _worst(findings) is Verdict.HOLD else Verdict.WITHHELD
-    text = f"{len(undecided)} of {len(deltas)} cases are undecided"
-    others = _reasons(undecided)
-    longer = sum(others.values()) < len(undecided) or "not-measured" in others
-    text += f" ({', '.join(f'{n} {WHY_UNKNOWN[kind]}' for kind, n in others.most_common())})" if others else ""
-    text += ": measure longer (--budget), or on a quieter device" if longer else ""
-    return [(verdict, Reason("undecided", text))]
+def _thin(deltas: Sequence[Delta], rules: MeasuredRules) -> list[Finding]:
+    """Too many cases without an answer withhold a GO, on each arch for itself: one that was measured well says nothing
+    of another. New cases count for nothing, as there is nothing to compare them with. `most_undecided` is at most 1, so
+    that nothing decided is no GO whatever the policy allows."""
+    out: list[Finding] = []
+    archs = list(dict.fromkeys(d.arch for d in deltas))
+    for arch in archs:
+        asked = [d for d in deltas if d.arch == arch and d.state is not State.NEW]
+        undecided = [d for d in asked if d.state is State.UNDECIDED]
+        if not undecided or len(undecided) < rules.most_undecided * len(asked):
+            continue
+        where = arch if len(archs) > 1 else ""
+        text = f"{len(undecided)} of {len(asked)} cases{f' on {where}' if where else ''} are undecided"
+        others = _reasons(undecided)
+        longer = sum(others.values()) < len(undecided) or "not-measured" in others
+        text += f" ({', '.join(f'{n} {WHY_UNKNOWN[kind]}' for kind, n in others.most_common())})" if others else ""
+        text += ": measure longer (--budget), or on a quieter device" if longer else ""
+        out.append((Verdict.WITHHELD, Reason("undecided", text, scoped("", "", where))))
+    return out
 
 
 def _unknown(deltas: Sequence[Delta]) -> list[Finding]:
@@ -193,7 +207,9 @@ def _reasons(undecided: Sequence[Delta]) -> Counter[str]:
 
 
 def _memory(deltas: Sequence[Delta], mitigations: Sequence[Mitigation], rules: MeasuredRules) -> list[Finding]:
-    """Growth against its limits; with a switch that brings it back, the move waits for that switch instead (F7)."""
+    """Growth against its limits; with a switch that brings it back, the move waits for that switch instead (F7). What
+    visits of one arm differ by is no ground for a BRAKE, nor is what the host holds: visits differ by whole tensors
+    there, and a few of them may differ alike."""
     out: list[Finding] = []
     switched = any(m.guard for m in mitigations)
     for d in deltas:
@@ -203,17 +219,21 @@ def _memory(deltas: Sequence[Delta], mitigations: Sequence[Mitigation], rules: M
             if not change.what.startswith("memory."):
                 continue
             grew = change.candidate / change.base - 1 if change.base else math.inf if change.candidate > 0 else 0.0
+            kind = change.what.partition(".")[2]
+            wide = max(side.get("memory_spread", {}).get(kind, 0.0) for side in (d.base, d.candidate))
+            sure = kind != HOST and change.candidate - wide > (1 + rules.memory_brake) * change.base
             verdict = Verdict.GO
             if math.isinf(grew):  # no limit in percent speaks of this
                 verdict = Verdict.HOLD
             elif grew > rules.memory_brake:
-                verdict = Verdict.HOLD if switched else Verdict.BRAKE
+                verdict = Verdict.BRAKE if sure and not switched else Verdict.HOLD
             elif grew > rules.memory_hold:
                 verdict = Verdict.HOLD
             if verdict is not Verdict.GO:
                 speed = "" if d.ratio is None else f", throughput {1 / d.ratio - 1:+.1%}"
                 shown = f"memory {grew:+.0%}" if math.isfinite(grew) else "memory where there was none"
                 text = f"{_name(d)}: {shown}{speed} ({change.text})"
+                text += f"; visits of one arm differ by {wide / 2**20:,.0f} MiB" if wide >= 2**20 else ""
                 out.append((verdict, Reason("memory-growth", text, _scope(d))))
     return out
 
@@ -295,6 +315,9 @@ def _headline(verdict: Verdict, findings: Sequence[Finding], gain: float | None,
     if leading:
         more = f" (and {len(leading) - 1} more)" if len(leading) > 1 else ""
         text = f"{verdict.value}: {leading[0].text}{more}"
+        thin = sorted((r for v, r in findings if v is Verdict.WITHHELD), key=lambda r: r.code != "undecided")
+        if verdict is Verdict.HOLD and thin:  # the reason to wait stands; whoever removes it has to know what is left
+            text += f"; and the evidence is too thin for a GO: {thin[0].text}"
     else:
         gained = "" if gain is None else f"throughput {round(gain, 3) + 0.0:+.1%}, "  # + 0.0: no -0.0%
         text = f"{verdict.value}: {gained}no case is slower"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..model import Comparison, Delta, Run
-from .decide import decide
-from .measured_verdict import RANK
+from ..model import Comparison, Delta, Run, Verdict
+from .decide import decide, of_several
 from .policy import Policy
 from .several import compare_several
 
@@ -29,16 +29,30 @@ def with_static(measured: Comparison, static: dict[str, Any], policy: Policy) ->
     several = len(measured.arms) > 2  # then the arms have the toolchains' names, and a step belongs to one pair of them
     told = tuple(_told(d, [s for s in deltas if (s.source, s.case) in timed.get(d.operator, ())
                            and (not several or s.step == d.step)]) for d in measured.deltas)
+    if not rest:  # all of them were timed
+        return replace(measured, deltas=told)
     decision = decide(list(rest), measured.arms[0], measured.arms[-1], policy)
     coverage = dict(Counter(decision.coverage) + Counter(measured.coverage))
     coverage = {**dict.fromkeys((*measured.coverage, *decision.coverage), 0), **coverage}
     if not measured.deltas:  # nothing had to be timed
         return replace(measured, verdict=decision.verdict, headline=decision.headline, reasons=decision.reasons,
                        coverage=coverage, deltas=rest)
-    leads = decision if RANK[decision.verdict] > RANK[measured.verdict] else measured
-    return replace(measured, verdict=leads.verdict, headline=leads.headline, coverage=coverage,
+    leads = decision if decision.verdict.rank > measured.verdict.rank else measured
+    headline, environment = leads.headline, measured.environment
+    if several:
+        verdicts = {name: max(Verdict(timed_alone), _of_code(name, rest, measured, policy), key=lambda v: v.rank)
+                    for name, timed_alone in environment["verdicts"].items()}
+        environment = {**environment, "verdicts": {name: v.value for name, v in verdicts.items()}}
+        headline = of_several(headline.partition(" | GO: ")[0], leads.verdict, "", verdicts)
+    return replace(measured, verdict=leads.verdict, headline=headline, coverage=coverage,
                    reasons=(*leads.reasons, *(measured if leads is decision else decision).reasons),
-                   deltas=(*told, *rest))
+                   deltas=(*told, *rest), environment=environment)
+
+
+def _of_code(arm: str, rest: Sequence[Delta], measured: Comparison, policy: Policy) -> Verdict:
+    """Of one of several candidates, on the kernels that were not timed."""
+    own = [d for d in rest if arm in (d.step[1], *d.since)]
+    return decide(own, measured.arms[0], measured.arms[-1], policy).verdict if own else Verdict.GO
 
 
 def _told(delta: Delta, static: list[Delta]) -> Delta:

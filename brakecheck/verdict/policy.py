@@ -78,7 +78,8 @@ class MeasuredRules:
     fdr: false discovery rate over all cases of the comparison.
     slower_brake: a case that is slower by more than this is a BRAKE, below it a HOLD.
     unconfirmed: a slow-down this large is a HOLD although too few blocks were taken to confirm it.
-    memory_hold, memory_brake: growth of a case's memory; growth below memory_floor bytes never counts.
+    memory_hold, memory_brake: growth of a case's memory; growth below memory_floor bytes (of the host's resident set:
+        host_floor) never counts.
     min_gain: throughput a move must bring to be a GO; 0 asks for no gain.
     most_undecided: share of undecided cases above which a GO is withheld.
     compile_hold, compile_floor_ms: growth of the first call (compilation, tuning), and the size from which it counts.
@@ -93,6 +94,7 @@ class MeasuredRules:
     memory_hold: float = 0.05
     memory_brake: float = 0.10
     memory_floor: int = 16 << 20
+    host_floor: int = 64 << 20
     min_gain: float = 0.0
     most_undecided: float = 0.5
     compile_hold: float = 1.0

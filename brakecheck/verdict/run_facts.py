@@ -10,7 +10,7 @@ from typing import Any
 
 from ..model import Measurement, Run
 from ..worker.nvml import slowing
-from .measured import noise
+from .measured import noise, places
 
 
 def facts(base: Run, candidate: Run) -> dict[str, Any]:
@@ -19,11 +19,12 @@ def facts(base: Run, candidate: Run) -> dict[str, Any]:
     one = base.id == candidate.id
     sides = base.of_arm(base.arms[0].name), candidate.of_arm(candidate.arms[-1].name)
     found = noise(*sides) if one else {}
+    left_out = _left_out(base, *sides) if one else []
     floor = found.get("floor")
     out: dict[str, Any] = {
         "device": candidate.device, "runs": list(dict.fromkeys([base.id, candidate.id])), "date": candidate.created,
         "command": list(candidate.command), "options": candidate.options, "timing": candidate.timing,
-        "warnings": list(dict.fromkeys([*base.warnings, *candidate.warnings])),
+        "warnings": list(dict.fromkeys([*base.warnings, *candidate.warnings, *left_out])),
         "complete": base.complete and candidate.complete, "noise": found,
         "noise_floor": None if floor is None else math.expm1(floor),
         "ceilings": ceilings([m for side in sides for m in side]),
@@ -54,6 +55,23 @@ def _unquiet(arm: str, found: dict[str, Any]) -> list[str]:
         out.append(f"{arm}: {found['unsettled']} of {found['visits']} visits were timed although the clock had not "
                    "settled: something else uses this device, or it is throttled")
     return out
+
+
+def _left_out(run: Run, base: Sequence[Measurement], candidate: Sequence[Measurement]) -> list[str]:
+    """How many blocks are not compared because the other arm has none with their pair's number. Of the base of several
+    candidates that is no loss: each candidate stops by itself, and the base goes on for the others."""
+    others, lost = {m.name: m for m in candidate}, {}
+    several = len({m.arm for m in run.measurements}) > 2
+    for m in base:
+        if m.name not in others or not m.status == others[m.name].status == "ok":
+            continue
+        ours, theirs = (places(x) for x in (m, others[m.name]))
+        alone = theirs - ours if several else theirs ^ ours
+        if alone and ours & theirs:  # where no pair is whole, the arms are compared unpaired, with all of their blocks
+            lost[f"{m.operator} {m.case}"] = len(alone)
+    shown = ", ".join(f"{name}: {count}" for name, count in list(lost.items())[:3]) + (", ..." if len(lost) > 3 else "")
+    return [f"blocks that are left out, because the other arm has none of the same pair: {sum(lost.values())} "
+            f"({shown})"] if lost else []
 
 
 def ceilings(found: Sequence[Measurement]) -> dict[str, float]:

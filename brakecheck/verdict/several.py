@@ -1,5 +1,6 @@
 """Tables of more than two arms: releases in order, the levels of two components crossed, a switch beside the release
-that it belongs to. The first arm is the base, the last the candidate, the arms between say what else is possible."""
+that it belongs to. The first arm is the base, all others are candidates; the last is the one that is meant, and the
+arms between say what else is possible."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from dataclasses import replace
 
 from ..model import Arm, Comparison, Measurement, Mitigation, Reason, Run, State, UsageError, Verdict
 from . import patterns, signals, statistics
-from .measured_verdict import RANK, compare_runs, named, scoped
+from .decide import of_several
+from .measured_verdict import compare_runs, named, scoped
 from .mitigate import guard_of
 from .policy import Policy
 
@@ -17,8 +19,8 @@ WON_BACK = 0.5  # share of a loss that a move has to win back to be offered
 
 
 def compare_several(run: Run, policy: Policy | None = None) -> Comparison:
-    """The comparison of all arms of one run; with two arms the same as `compare_runs`. The verdict is that of moving
-    from the first to the last; environment["verdicts"] has one for each arm after the first."""
+    """The comparison of all arms of one run; with two arms the same as `compare_runs`. Verdict and reasons are those of
+    the worst candidate, of the last one among equals; environment["verdicts"] has one for each arm after the first."""
     policy = policy or Policy()
     if len(run.arms) < 2:
         raise UsageError(f"{run.id} has one arm only: {run.arms[0].name if run.arms else 'none'}", "compare",
@@ -28,23 +30,30 @@ def compare_several(run: Run, policy: Policy | None = None) -> Comparison:
         return found
     pairs = [replace(run, arms=(run.arms[0], arm)) for arm in run.arms[1:-1]]
     others = [compare_runs(pair, pair, policy) for pair in pairs]
-    deltas = [d for c in (*others, found) for d in c.deltas]
+    each = dict(zip((a.name for a in run.arms[1:]), (*others, found)))
+    deltas = [d for c in each.values() for d in c.deltas]
     mitigations, crossed = _switches(run, found, others), _crossed(run, policy)
     reasons = [r for r, _ in crossed] + _steps(run, policy)
     lead = reasons[0].text if reasons else None
     reasons += _trials(run)
     mitigations = [m for _, ms in crossed for m in ms] + mitigations
     known = {m.action for m in mitigations}
-    verdict = found.verdict
-    if crossed and RANK[verdict] < RANK[Verdict.BRAKE]:
+    verdicts = {name: c.verdict for name, c in each.items()}
+    name = max(reversed(verdicts), key=lambda one: verdicts[one].rank)
+    worst, verdict = each[name], verdicts[name]
+    if crossed and verdict.rank < Verdict.HOLD.rank:
         verdict = Verdict.HOLD  # the combination is slow: wait, or go there by another way
-    headline = f"{verdict.value}: {lead}" if lead and verdict is not Verdict.GO else found.headline
+    first = next((r.code for r in worst.reasons if r.text in worst.headline), "")
+    # A step is about time; a BRAKE for another reason comes before it.
+    led = lead and verdict is not Verdict.GO and (verdict is not Verdict.BRAKE or first == "slower")
+    headline = of_several(f"{verdict.value}: {lead}" if led else worst.headline, verdict, "" if led else name, verdicts)
+    warnings = list(dict.fromkeys(w for c in each.values() for w in c.environment.get("warnings", ())))
     return replace(
-        found, verdict=verdict, headline=headline, reasons=(*reasons, *found.reasons), arms=run.arms,
+        worst, verdict=verdict, headline=headline, reasons=(*reasons, *worst.reasons), arms=run.arms,
         deltas=tuple(deltas),
-        mitigations=(*mitigations, *(m for m in found.mitigations if m.action not in known)),
-        environment={**found.environment,
-                     "verdicts": {a.name: c.verdict.value for a, c in zip(run.arms[1:], (*others, found))}})
+        mitigations=(*mitigations, *(m for m in worst.mitigations if m.action not in known)),
+        environment={**worst.environment, **({"warnings": warnings} if warnings else {}),
+                     "verdicts": {one: v.value for one, v in verdicts.items()}})
 
 
 def _by_case(run: Run) -> dict[Name, dict[str, Measurement]]:

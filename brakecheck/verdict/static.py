@@ -9,7 +9,7 @@ from ..model import Arm, Change, Comparison, Delta, Source, State, Unit, UsageEr
 from ..model.arch import arch_number, plain_arch
 from .causes import attribute, causes, mitigations
 from .changes import changes, elsewhere, notes_of, own_limits, same_resources, serialised, suspicion
-from .decide import called, decide
+from .decide import called, decide, of_several
 from .policy import Policy
 from .tracks import Sight, Track, follow
 
@@ -26,9 +26,9 @@ def compare_static(arms: Sequence[Arm], units: Sequence[Sequence[Unit]], sources
     """The comparison of two or more arms (the first is the base) on static evidence.
 
     units[i]: what arm i made of the sources, kernels filled in. Deltas are steps between consecutive arms: a change is
-    one delta at the first arm that has it, with the later arms that are the same in `since`. The verdict is that of the
-    base against the last arm; environment["verdicts"] has one for each candidate. crossed: what a later arm's ptxas
-    made of an earlier arm's PTX, which tells front end and assembler apart. UsageError for fewer than two arms.
+    one delta at the first arm that has it, with the later arms that are the same in `since`. The verdict is the worst
+    of the base against each candidate; environment["verdicts"] has all. crossed: what a later arm's ptxas made of an
+    earlier arm's PTX, which tells front end and assembler apart. UsageError for fewer than two arms.
     """
     if len(arms) < 2 or len(units) != len(arms):
         raise UsageError(f"a comparison needs two stacks or more, found {len(arms)}", None, "name base and candidate")
@@ -37,15 +37,19 @@ def compare_static(arms: Sequence[Arm], units: Sequence[Sequence[Unit]], sources
     compiled = _compiled(units)
     judges = [_Judge(track, arms, compiled.get(track.source, set()), crossed or {}) for track in tracks]
     steps = [delta for judge in judges for delta in judge.steps()]
-    verdicts = {}
+    judged = []
     for i in range(1, len(arms)):
         pairs = sorted((delta for judge in judges for delta in judge.pair(0, i)), key=_order)
-        decision = decide(pairs, arms[0], arms[i], policy)
-        verdicts[arms[i].name] = decision.verdict
+        judged.append((decide(pairs, arms[0], arms[i], policy), pairs, arms[i]))
+    verdicts = {arm.name: decision.verdict for decision, _, arm in judged}
+    decision, pairs, worst = max(reversed(judged), key=lambda found: found[0].verdict.rank)  # of equals the last
+    headline = decision.headline
+    if len(arms) > 2:
+        headline = f"{of_several(headline, decision.verdict, worst.name, verdicts)}."
     return Comparison(
-        verdict=decision.verdict, headline=decision.headline, reasons=decision.reasons, arms=tuple(arms),
+        verdict=decision.verdict, headline=headline, reasons=decision.reasons, arms=tuple(arms),
         coverage=decision.coverage, deltas=tuple(sorted(steps, key=_order)),
-        causes=causes(pairs, arms[0], arms[-1]), mitigations=mitigations(pairs, arms[0], arms[-1]),
+        causes=causes(pairs, arms[0], worst), mitigations=mitigations(pairs, arms[0], worst),
         environment={**(environment or {}), "policy": encode(policy), "verdicts": encode(verdicts)})
 
 

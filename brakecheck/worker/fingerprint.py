@@ -102,9 +102,11 @@ def owners() -> Dict[str, str]:
 
 def file_version(path: str, packages: Dict[str, str]) -> Optional[str]:
     """Version of a library: of the package it came with, else the digits after .so. in its real name, else of the
-    `name-version.dist-info` beside it (an overlay that is on no path)."""
-    if path in packages:
-        return packages[path].split()[1]
+    `name-version.dist-info` beside it (an overlay that is on no path). What torch brings of others (libgomp,
+    libcusparseLt) does not have torch's version."""
+    owner, _, version = packages.get(path, "").partition(" ")
+    if owner and (owner != "torch" or re.match(r"lib(torch|c10|caffe2)", Path(path).name)):
+        return version
     for parent in list(Path(path).parents)[:5]:
         if parent.name == "nvidia":
             for info in parent.parent.glob("nvidia_*.dist-info"):
