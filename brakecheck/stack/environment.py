@@ -193,7 +193,7 @@ def put_in_front(base: Environment, name: str, version: str, folder: Path) -> En
         paths = variables.get("LD_LIBRARY_PATH", os.environ.get("LD_LIBRARY_PATH", ""))
         variables["LD_LIBRARY_PATH"] = ":".join([*folders, *filter(None, paths.split(":"))])
     else:
-        paths = variables.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+        paths = variables.get("PYTHONPATH", "")  # not that of this process, which no worker gets
         variables["PYTHONPATH"] = ":".join([str(folder), *filter(None, paths.split(":"))])
     return replace(base, name=f"{base.name}+{name}=={version}", variables=variables,
                    proofs=(*base.proofs, (name, version, str(folder.resolve()))))

@@ -30,7 +30,7 @@ def facts(base: Run, candidate: Run) -> dict[str, Any]:
         "ceilings": ceilings([m for side in sides for m in side]),
         "telemetry": [line for name, side in zip(("base", "candidate"), sides) if (line := telemetry(name, side))],
     }
-    names = [arm.name for arm in (base.arms[0], candidate.arms[-1])]
+    names = [base.arms[0].name, candidate.arms[-1].name] if one else ["base", "candidate"]
     out["conditions"] = {n: c for n, side in zip(names, sides) if (c := conditions(side))}
     out["warnings"] += [text for n, c in out["conditions"].items() for text in _unquiet(n, c)]
     return {k: v for k, v in out.items() if v not in (None, [], {}, "")}
