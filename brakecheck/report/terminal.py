@@ -26,6 +26,7 @@ ASCII = str.maketrans({"→": "->", "✕": "x", "▲": "^", "≠": "!", "∅": "
                        "−": "-", "…": "~", "·": "-", "•": "*", "×": "x", "µ": "u"})
 WIDE = 110
 REASONS = 5
+BEHIND = 6  # changes of code shown behind measured times
 
 
 def render(comparison: Comparison, console: Optional[Console] = None, limit: int = 20,
@@ -35,12 +36,12 @@ def render(comparison: Comparison, console: Optional[Console] = None, limit: int
     paint = _Paint(console)
     static, measured = r.split(comparison)
     shown: List[RenderableType] = [_verdict(comparison, paint)]
-    if r.notable(static):
-        shown.append(_changes(comparison, r.notable(static), paint, limit, report))
     if measured:
         shown.append(_operators(r.by_operator(measured), paint))
         if r.notable(measured):
             shown.append(_cases(comparison, r.notable(measured), paint, limit, report))
+    if r.notable(static):  # what was measured comes first, and then a few of the changes behind it
+        shown.append(_changes(comparison, r.notable(static), paint, min(limit, BEHIND) if measured else limit, report))
     shown += _messages([*static, *measured], paint)
     shown += _advice(comparison, paint)
     shown.append(paint("\nCoverage  ", "bold").append_text(paint(words.coverage(comparison))))
