@@ -336,6 +336,10 @@ def test_commands_measure_list_and_show(tmp_path, monkeypatch):
     listed = json.loads(CliRunner().invoke(app, ["runs", "--json", *where]).output)
     shown = CliRunner().invoke(app, ["show", listed[0]["id"][:15], "--json", *where])
     assert len(json.loads(shown.output)["measurements"]) == 3
+    monkeypatch.setattr(measuring, "arm", lambda name, *_: fake(tmp_path, name, "op1=hang"))
+    hung = CliRunner().invoke(app, ["run", "env:x", "--visits", "1", "--limit", "1s", *where])
+    assert "timeout" in hung.output and "within 1 s" in hung.output
+    assert CliRunner().invoke(app, ["run", "env:x", "--limit", "long", *where]).exception.where == "--limit"
     assert "no runs in" in CliRunner().invoke(app, ["runs", "--store", str(tmp_path / "none")]).output
 
 

@@ -133,4 +133,5 @@ def test_a_wrong_result_that_another_assembler_puts_right_is_its_doing_and_a_rea
     found = compare_run(told)
     assert found.verdict is Verdict.GO and "right-result" in [r.code for r in found.reasons]
     (cause,) = found.causes
-    assert (cause.component, cause.share) == ("ptxas", 1.0) and cause.evidence == (f"{why}: softmax fused rows=1 (sm_90)",)
+    assert (cause.component, cause.share) == ("ptxas", 1.0)
+    assert cause.evidence == (f"{why}: softmax fused rows=1 (sm_90)",)

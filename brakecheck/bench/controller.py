@@ -30,6 +30,7 @@ Enough = Callable[[Sequence[float], Sequence[float]], bool]
 Case = tuple[str, str]
 BATCH = 40  # cases that are measured together: enough to hide the start of the next workers, few enough to be finished
 OVERDUE = 60.0  # seconds beyond the budget, or another budget if that is more, after which nothing more is begun
+RESUMED_WITH = ("budget", "max_pairs", "limit")  # options that a run may go on with in other sizes
 AT_ONCE = ("missing", "unusable")  # failures that a second try cannot change
 
 
@@ -129,10 +130,11 @@ class Controller:
     def _prepare(self) -> None:
         """Asks each stack what it is and which cases it has (once in a run, also when it is resumed)."""
         header = {"arms": [[a.spec, a.implementation, a.inject] for a in self.arms],
-                  "options": {k: v for k, v in asdict(self.options).items() if k not in ("budget", "max_pairs")}}
+                  "options": {k: v for k, v in asdict(self.options).items() if k not in RESUMED_WITH}}
         known = self.journal.of("start")
         if known:
-            earlier = {k: known[0][k] for k in header}
+            began = {k: v for k, v in known[0]["options"].items() if k not in RESUMED_WITH}
+            earlier = {"arms": known[0]["arms"], "options": began}
             if earlier != _plain(header):
                 differing = [k for k in header if earlier[k] != _plain(header)[k]]
                 raise UsageError(f"this run was started with other {' and '.join(differing)}", str(self.journal.path),
