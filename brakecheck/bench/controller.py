@@ -191,7 +191,7 @@ class Controller:
             if written and not any(name in names for names in written.values()):
                 raise UsageError(f"no operator here has an implementation {name!r}", "--implementation",
                                  f"choose among: {', '.join(sorted(set().union(*written.values())))}")
-        if not (self.options.operators or self.options.mix):  # an implementation that nobody wrote is no loss of a stack
+        if not self.options.operators and not self.options.mix:  # what nobody wrote is no loss of a stack
             written = {o: names for o, names in written.items() if names >= set(wanted)}
         patterns = [p.strip() for p in self.options.cases.split("|")]
         used: set[str] = set()
