@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from brakecheck.bench.process import WorkerLost, WorkerProcess
-from brakecheck.model import UnavailableError
-from brakecheck.stack.environment import Environment, check_overlays, put_in_front
+from brakecheck.model import UnavailableError, UsageError
+from brakecheck.stack.environment import Environment, check_overlays, put_in_front, read_stack
 from brakecheck.worker import fingerprint, numerics, timers
 from brakecheck.worker.device import cpu_cache_bytes
 from brakecheck.worker.fingerprint import mixed_sets
@@ -188,6 +188,19 @@ def test_launched_without_our_files_and_with_a_library_in_front_that_is_proved_i
     used["path"] = str(own)
     with pytest.raises(UnavailableError, match="is not what this stack uses"):
         check_overlays(swapped, fingerprint)
+
+
+def test_variables_reach_a_python_that_does_not_inherit_them(tmp_path):
+    """`env -i` starts with none, as a container does."""
+    file = tmp_path / "stacks.toml"
+    file.write_text(f'[stacks.a]\nspec = "launch:env -i {sys.executable}"\nvariables = {{NCCL_CUMEM_ENABLE = "0"}}\n')
+    worker = WorkerProcess(read_stack(str(file), "a"), HELLO)
+    told = worker.ask({"do": "fingerprint"}, 60)["result"]["environment"]
+    worker.close()
+    assert told == {"NCCL_CUMEM_ENABLE": "0", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    file.write_text('[stacks.a]\nspec = "launch:docker run -i image python"\nvariables = {LD_PRELOAD = "/a.so"}\n')
+    with pytest.raises(UsageError, match="LD_PRELOAD is read before"):
+        read_stack(str(file), "a")
 
 
 def test_a_hang_is_killed(worker):

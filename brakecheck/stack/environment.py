@@ -100,6 +100,10 @@ def read_stack(file: str, name: str) -> Environment:
         raise UsageError("variables is a table", where, f'write [stacks.{name}.variables] and NAME = "value" below it')
     found = open_environment(entry["spec"])
     variables = {str(k): str(v) for k, v in entry.get("variables", {}).items()}
+    early = next((k for k in variables if k.startswith(("LD_", "PYTHON"))), None)
+    if early and found.ship:
+        raise UsageError(f"{early} is read before a launched Python can be told of it", where,
+                         "put it into the command")
     return replace(found, name=name, variables={**found.variables, **variables})
 
 
