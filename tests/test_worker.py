@@ -244,6 +244,9 @@ def test_mixed_sets_are_named():
     assert mixed_sets(["/a/libcublas.so.12", "/a/libcublasLt.so.12", "/a/libcudnn.so.9", "/b/libnccl.so.2"]) == []
     (text,) = mixed_sets(["/a/libcublas.so.12", "/b/libcublasLt.so.12"])
     assert "mixed set of cuBLAS" in text and "libcublasLt from /b" in text
+    overlay = ["/a/libcublas.so.12", "/a/libcublasLt.so.12", "/o/libcublas.so.12", "/o/libcublasLt.so.12"]
+    assert mixed_sets(overlay, overlay[2:]) == []  # torch calls one set, the other lies idle
+    assert mixed_sets(overlay, overlay[1:3]) and mixed_sets(overlay, overlay[2:3]) and mixed_sets(overlay)
 
 
 def test_rotation_exceeds_the_cache_and_fits_the_memory():

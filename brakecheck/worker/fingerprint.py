@@ -142,9 +142,12 @@ def libraries() -> List[Dict[str, str]]:
     return found
 
 
-def mixed_sets(paths: Iterable[str]) -> List[str]:
+def mixed_sets(paths: Iterable[str], used: Iterable[str] = ()) -> List[str]:
     """Libraries that belong together and do not come from one place (F29): the same library twice, cuBLAS and cuBLASLt
-    or parts of cuDNN from different folders. `paths`: files mapped into the process."""
+    or parts of cuDNN from different folders. `paths`: files mapped into the process. used: those that torch's calls
+    go to; where all of a set do, and come from one place, a second copy that lies idle (what an overlay is in front
+    of) is no mixture."""
+    busy = {(str(Path(path).parent), Path(path).name.split(".so")[0]) for path in used}
     groups: Dict[str, Dict[str, Set[str]]] = {}
     for path in paths:
         name = Path(path).name.split(".so")[0]
@@ -153,7 +156,8 @@ def mixed_sets(paths: Iterable[str]) -> List[str]:
             groups.setdefault(group, {}).setdefault(str(Path(path).parent), set()).add(name)
     out = []
     for group, folders in sorted(groups.items()):
-        if len(folders) > 1:
+        whole = set().union(*folders.values())
+        if len(folders) > 1 and not any({(folder, name) for name in whole} <= busy for folder in folders):
             parts = "; ".join(f"{', '.join(sorted(names))} from {folder}" for folder, names in sorted(folders.items()))
             out.append(f"mixed set of {group}: {parts}")
     return out
@@ -230,10 +234,11 @@ def fingerprint(device: Device, packages: Iterable[str] = ()) -> Dict[str, Any]:
     for package in ("triton", "nvidia-cutlass-dsl"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             components.append(_component(package, metadata.version(package)))
-    components += libraries() + _compilers()
+    loaded = libraries()
+    components += loaded + _compilers()
     return {
         "components": components, "device": device.describe(),
         "environment": {k: v for k, v in sorted(os.environ.items()) if VARIABLES.match(k)},
         "modules": modules(["torch", "triton", *packages]), "loaded": [f for f in mapped() if KEEP.search(f)],
-        "warnings": mixed_sets(mapped()),
+        "warnings": mixed_sets(mapped(), [c["path"] for c in loaded if c["name"] in SYMBOLS and "path" in c]),
     }
