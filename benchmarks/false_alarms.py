@@ -21,13 +21,16 @@ def main() -> None:
     wanted = given.comparisons / given.candidates
     out, rounds, about = run_rounds(given, "false-alarms", [[0.0] * given.candidates], wanted)
     rows = [c for r in rounds for c in r["cases"]]
+    able = [c for c in rows if c["pairs"] >= 3]  # fewer never call anything different
     found = {"false_alarms": share(rows, lambda c: c["state"] in ("slower", "faster")),
+             "false_alarms_of_three_pairs": share(able, lambda c: c["state"] in ("slower", "faster")),
              "same": share(rows, lambda c: c["state"] == "same"),
              "undecided": share(rows, lambda c: c["state"] == "undecided"),
              "seconds_per_case": sum(c["seconds"] for c in rows) / max(1, len(rows)),
              "rivals": {rule: share(rows, lambda c, r=rule: c["rivals"][r]) for rule in RULES}}
     write_record(out, "A/A false alarms", about, rounds, found)
-    for name, line in [("brakecheck", found["false_alarms"]), *found["rivals"].items()]:
+    for name, line in [("brakecheck", found["false_alarms"]),
+                       ("with 3 pairs or more", found["false_alarms_of_three_pairs"]), *found["rivals"].items()]:
         if line["of"]:
             interval = f"[{line['low']:.2%}, {line['high']:.2%}]"
             print(f"{name:<24} {line['hits']:>5} of {line['of']:<5} {line['share']:7.2%}  {interval}")

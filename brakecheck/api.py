@@ -76,7 +76,9 @@ def compare(
     kinds = [kind_of(spec, store) for spec in specs]
     _check_used(set(kinds), {
         "--source": sources, "--include": include_dirs, "--define": defines, "--std": std, "--launch": launches,
-        "--nvcc": nvcc, "--implementation": implementation, "--resume": resume, "--operators": operators})
+        "--nvcc": nvcc, "--implementation": implementation, "--resume": resume, "--operators": operators,
+        "--device": device, "--cases": options and options.cases != "*", "--ops": options and options.ops},
+        timed=device is not None or (options is not None and options.device != "cpu"))
     if "recorded" in kinds:
         return _projected(_recorded(specs, kinds, rules, store), workload)
     if len(specs) < 2:
@@ -109,14 +111,17 @@ def compare(
     return _projected(_finished(comparison, run), workload)
 
 
-def _check_used(kinds: Set[str], given: Dict[str, Any]) -> None:
-    """UsageError for what would not be looked at: a verdict must not seem to cover a source that it never saw."""
+def _check_used(kinds: Set[str], given: Dict[str, Any], timed: bool) -> None:
+    """UsageError for what would not be looked at: a verdict must not seem to cover a source that it never saw.
+
+    timed: toolchains are, which takes a device."""
     if len(kinds) != 1:
         return  # refused below, with another reason
     (kind,) = kinds
     compiled = ("--source", "--include", "--define", "--std", "--launch", "--nvcc")
-    unused = {"toolchain": ("--implementation",), "environment": compiled,
-              "recorded": (*compiled, "--implementation", "--resume", "--operators")}[kind]
+    chosen = ("--cases", "--ops")
+    unused = {"toolchain": ("--implementation", *(() if timed else chosen)), "environment": compiled,
+              "recorded": (*compiled, *chosen, "--device", "--implementation", "--resume", "--operators")}[kind]
     for name in unused:
         if given[name]:
             todo = "scope.ignore of a policy leaves operators out" if name == "--operators" else "leave it out"
@@ -124,11 +129,15 @@ def _check_used(kinds: Set[str], given: Dict[str, Any]) -> None:
 
 
 def expanded(specs: Sequence[str]) -> List[str]:
-    """FILE.toml as FILE.toml:NAME for each stack that it names."""
-    from .stack.environment import stack_names
+    """FILE.toml as one spec for each stack that it names, FILE.toml:NAME as that stack's."""
+    from .stack.environment import stack_specs
 
-    return [name for spec in specs
-            for name in ([f"{spec}:{n}" for n in stack_names(spec)] if spec.endswith(".toml") else [spec])]
+    out: List[str] = []
+    for spec in specs:
+        file, toml, name = spec.partition(".toml")
+        one = toml and (not name or name.startswith(":"))
+        out += stack_specs(f"{file}.toml", name[1:]) if one else [spec]
+    return out
 
 
 def kind_of(spec: str, store: Optional[str] = None) -> str:

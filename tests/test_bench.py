@@ -5,16 +5,17 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import polars
 import pytest
 
-from brakecheck import measuring
+from brakecheck import api, measuring
 from brakecheck.bench import store
 from brakecheck.bench.controller import ArmSpec, Controller, Options
 from brakecheck.bench.journal import Journal
 from brakecheck.cli import main
 from brakecheck.model import BrakecheckError, State, UnavailableError, UsageError, Verdict
 from brakecheck.ops.load import load_file
-from brakecheck.stack.environment import Environment, open_environment, read_stack, stack_names
+from brakecheck.stack.environment import Environment, open_environment, read_stack, stack_specs
 from brakecheck.verdict.measured_verdict import compare_runs
 from brakecheck.verdict.policy import MeasuredRules
 from brakecheck.verdict.several import compare_several
@@ -205,7 +206,7 @@ def test_stacks_that_are_not_what_was_meant(tmp_path, entry, what):
         read_stack(str(file), "a")
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match="not valid TOML"):
-        stack_names(str(file))
+        stack_specs(str(file))
 
 
 def test_environments_that_every_project_calls_the_same_are_told_apart(tmp_path):
@@ -335,7 +336,40 @@ def test_commands_measure_list_and_show(tmp_path, monkeypatch):
     listed = json.loads(CliRunner().invoke(app, ["runs", "--json", *where]).output)
     shown = CliRunner().invoke(app, ["show", listed[0]["id"][:15], "--json", *where])
     assert len(json.loads(shown.output)["measurements"]) == 3
+    monkeypatch.setattr(measuring, "arm", lambda name, *_: fake(tmp_path, name, "op1=hang"))
+    hung = CliRunner().invoke(app, ["run", "env:x", "--visits", "1", "--limit", "1s", *where])
+    assert "timeout" in hung.output and "within 1 s" in hung.output
+    assert CliRunner().invoke(app, ["run", "env:x", "--limit", "long", *where]).exception.where == "--limit"
     assert "no runs in" in CliRunner().invoke(app, ["runs", "--store", str(tmp_path / "none")]).output
+
+
+def test_implementations_are_compared_where_both_are_written(tmp_path):
+    told = {"implementations": ["torch"], "cases": {"n=1": {}}}
+    catalogue = {"mm": {**told, "implementations": ["torch", "mine"]}, "copy": told}
+
+    def chosen(mine, **options):
+        arms = [replace(fake(tmp_path, "a"), implementation="torch"), replace(fake(tmp_path, "b"), implementation=mine)]
+        return [operator for operator, _ in controller(arms, **options)._choose([catalogue, catalogue])]
+
+    assert chosen("torch") == ["mm", "copy"] and chosen("mine") == ["mm"]
+    assert chosen("mine", operators=("mm", "copy")) == ["mm", "copy"]  # asked for by name: that it is missing is said
+    with pytest.raises(UsageError, match="implementation 'triton'"):
+        chosen("triton")
+
+
+def test_a_machine_that_does_not_settle_or_is_throttled_is_said(tmp_path):
+    run = controller([fake(tmp_path, "a"), fake(tmp_path, "b")], max_pairs=4).run()
+    def under(settled, *reasons):
+        blocks = {"settle_seconds": 0.2, "settled": settled, "before": {"reasons": list(reasons)}}
+        return compare_runs(*[replace(run, measurements=tuple(
+            replace(m, blocks=tuple(replace(b, **blocks) for b in m.blocks)) for m in run.measurements))] * 2)
+
+    quiet = under(True, "idle", "power cap")
+    assert quiet.environment["conditions"]["a"] == {
+        "visits": 12, "unsettled": 0, "reasons": {"idle": 12, "power cap": 12}, "settle_seconds": 0.2}
+    assert "warnings" not in quiet.environment
+    said = under(False, "thermal (software)").environment["warnings"]
+    assert len(said) == 4 and "thermal (software)) in 12 of 12" in said[0] and "had not settled" in said[1]
 
 
 # ---- Store ---------------------------------------------------------------------------------------
@@ -365,6 +399,19 @@ def test_parquet_is_queried_in_place(tmp_path):
     assert sorted(duckdb.sql(query).fetchall()) == [("a", 54), ("b", 54)]
 
 
+def test_energy_of_a_call_counts_visits_that_saw_no_step_of_the_counter(tmp_path):
+    run = controller([fake(tmp_path, "a"), fake(tmp_path, "b")], max_pairs=2).run()
+    m = run.measurements[0]
+    calls = m.blocks[0].calls * len(m.blocks[0].us)
+    m = replace(m, blocks=tuple(replace(b, sampling_mj=mj) for b, mj in zip(m.blocks, (0.0, 900.0))))
+    assert m.mj_per_call == pytest.approx(450 / calls) and run.measurements[1].mj_per_call is None
+    where = store.write(replace(run, measurements=(m,)), str(tmp_path / "runs"))
+    assert store.read(where).measurements == (m,)
+    blocks = polars.read_parquet(f"{where}/blocks.parquet").drop("sampling_mj")  # as older runs have it
+    blocks.write_parquet(f"{where}/blocks.parquet")
+    assert store.read(where).measurements[0].mj_per_call is None
+
+
 # ---- Specs ---------------------------------------------------------------------------------------
 def test_specs_that_cannot_be_read_say_what_to_write(tmp_path):
     for spec in ("env:/no/such/python", "launch:", "pip:", "conda:x", "launch:docker run x+nvidia-cublas==13.5.1.27"):
@@ -375,9 +422,15 @@ def test_specs_that_cannot_be_read_say_what_to_write(tmp_path):
     assert open_environment("launch:docker run -i image python").command[-1] == "python"
     file = tmp_path / "stacks.toml"
     file.write_text(f'[stacks.old]\nspec = "env:{sys.executable}"\n[stacks.old.variables]\nNCCL_CUMEM_ENABLE = "0"\n')
-    assert stack_names(str(file)) == ["old"]
+    assert stack_specs(str(file)) == [f"{file}:old"]
     assert read_stack(str(file), "old").variables == {"NCCL_CUMEM_ENABLE": "0"}
     assert measuring.arm("base", f"{file}:old").environment.name == "old"
+    file.write_text('[stacks.old]\nspec = "cuda==12.9"\n[stacks.new]\nspec = "cuda==13.2+ptxas==13.5"\n')
+    assert api.expanded([str(file)]) == ["cuda==12.9", "cuda==13.2+ptxas==13.5"]
+    assert api.expanded([f"{file}:old", "a.json"]) == ["cuda==12.9", "a.json"]
+    file.write_text('[stacks.old]\nspec = "cuda==12.9"\nvariables = {A = "1"}\n')
+    with pytest.raises(UsageError, match="a spec and nothing else"):
+        api.expanded([str(file)])
     for text in ("", "[stacks.x]\n", "[["):
         file.write_text(text)
         with pytest.raises(UsageError):

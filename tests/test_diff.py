@@ -52,7 +52,8 @@ def adds_up(result):
     assert sum(r.calls_effect + r.per_call_effect for r in result.rows) == whole
     assert sum(r.unattributed for r in result.rows) == result.unattributed == result.parts["unattributed"]
     if whole:
-        assert sum(r.share for r in result.rows) == pytest.approx(1)
+        rounding = 2.0**-52 * sum(abs(r.share) for r in result.rows)  # large shares may cancel
+        assert sum(r.share for r in result.rows) == pytest.approx(1, abs=1e-6 + rounding)
     assert sum(g.total_candidate - g.total_base for g in result.groups) == whole
     return True
 

@@ -7,6 +7,7 @@ import pytest
 
 from brakecheck import api
 from brakecheck.bench import store
+from brakecheck.bench.controller import Options
 from brakecheck.bench.journal import measurements
 from brakecheck.bench.recorded import pooled
 from brakecheck.bench.table import read_table
@@ -390,6 +391,8 @@ def test_what_would_not_be_looked_at_is_refused(tmp_path):
     workload.write_text('{"weights": {"softmax": 1.0}}')
     for specs, more in (((recorded,), {"operators": ["mm"]}), ((recorded,), {"sources": ["my.cu"]}),
                         (("env:a", "env:b"), {"sources": ["my.cu"]}), (("env:a", "env:b"), {"launches": ["k=1"]}),
+                        ((recorded,), {"options": Options(cases="mm *")}), ((recorded,), {"device": "cpu"}),
+                        (("cuda==12.9", "cuda==13.2"), {"options": Options(ops=("my.py",))}),
                         (("cuda==12.9", "cuda==13.2"), {"implementation": "triton"}),
                         (("cuda==12.9", "cuda==13.2"), {"workload": workload})):
         with pytest.raises(UsageError, match="has no meaning here"):

@@ -462,3 +462,12 @@ def test_runs_taken_apart_are_compared_unpaired_and_say_so():
     ]
     (delta,) = compare_runs(*runs).deltas
     assert delta.state is State.SLOWER and "not taken together" in delta.text
+    settled = [replace(r, arms=(replace(r.arms[0], name="base"),), measurements=tuple(replace(
+        m, arm="base", blocks=tuple(replace(b, settled=True, settle_seconds=0.1) for b in m.blocks))
+        for m in r.measurements)) for r in runs]  # each of `brakecheck run`
+    assert set(compare_runs(*settled).environment["conditions"]) == {"base", "candidate"}
+    there, here = ({"name": name, "power_limit_watts": 700.0} for name in ("NVIDIA H100", "NVIDIA H200"))
+    elsewhere = compare_runs(replace(runs[0], device=there), replace(runs[1], device=here))
+    assert elsewhere.verdict is Verdict.WITHHELD and elsewhere.reasons[-1].code == "undecided"
+    assert "device name: NVIDIA H100 against NVIDIA H200" in elsewhere.deltas[0].text
+    assert compare_runs(runs[0], replace(runs[1], device=here)).deltas[0].state is State.SLOWER  # not told: not unlike

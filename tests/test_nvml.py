@@ -42,6 +42,7 @@ def test_readings_of_a_device(tmp_path):
     }
     assert found["about"] == {
         "name": "Made Up 100", "uuid": "GPU-abc", "max_sm_mhz": 1980, "power_limit_watts": 700.0, "memory_bytes": 2**37,
+        "links": {"GPU-2": "NVLink", "GPU-3": "SYS"}, "nvlinks": 4,
     }
     assert found["process"] == 3 << 30 and found["energy"] == 1 << 40
     assert found["driver"] == {"driver": "580.65.06", "driver-cuda": "13.0"}

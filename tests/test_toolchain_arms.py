@@ -2,6 +2,7 @@
 static deltas become one answer."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -121,3 +122,16 @@ def test_a_kernel_that_no_longer_compiles_outweighs_equal_times():
     gone = static(State.BROKEN, "gone", reason="does-not-compile")
     found = compare_run(run([static(State.UNDECIDED, "fused"), gone]))
     assert found.verdict is Verdict.BRAKE and found.coverage["broken"] == 1
+
+
+def test_a_wrong_result_that_another_assembler_puts_right_is_its_doing_and_a_reason_to_go():
+    """Byte-identical PTX, wrong with one ptxas and right with the next (F19)."""
+    why = "the PTX is identical, the cubin is not"
+    told = run([static(State.UNDECIDED, "fused", component="ptxas", attribution=why)])
+    wrong, right = told.measurements
+    told = replace(told, measurements=(replace(wrong, numerics={"ok": False}), replace(right, numerics={"ok": True})))
+    found = compare_run(told)
+    assert found.verdict is Verdict.GO and "right-result" in [r.code for r in found.reasons]
+    (cause,) = found.causes
+    assert (cause.component, cause.share) == ("ptxas", 1.0)
+    assert cause.evidence == (f"{why}: softmax fused rows=1 (sm_90)",)

@@ -3,13 +3,14 @@
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from brakecheck.bench.process import WorkerLost, WorkerProcess
-from brakecheck.model import UnavailableError
-from brakecheck.stack.environment import Environment, check_overlays, put_in_front
-from brakecheck.worker import numerics, timers
+from brakecheck.model import UnavailableError, UsageError
+from brakecheck.stack.environment import Environment, check_overlays, put_in_front, read_stack
+from brakecheck.worker import fingerprint, numerics, timers
 from brakecheck.worker.device import cpu_cache_bytes
 from brakecheck.worker.fingerprint import mixed_sets
 
@@ -189,6 +190,19 @@ def test_launched_without_our_files_and_with_a_library_in_front_that_is_proved_i
         check_overlays(swapped, fingerprint)
 
 
+def test_variables_reach_a_python_that_does_not_inherit_them(tmp_path):
+    """`env -i` starts with none, as a container does."""
+    file = tmp_path / "stacks.toml"
+    file.write_text(f'[stacks.a]\nspec = "launch:env -i {sys.executable}"\nvariables = {{NCCL_CUMEM_ENABLE = "0"}}\n')
+    worker = WorkerProcess(read_stack(str(file), "a"), HELLO)
+    told = worker.ask({"do": "fingerprint"}, 60)["result"]["environment"]
+    worker.close()
+    assert told == {"NCCL_CUMEM_ENABLE": "0", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    file.write_text('[stacks.a]\nspec = "launch:docker run -i image python"\nvariables = {LD_PRELOAD = "/a.so"}\n')
+    with pytest.raises(UsageError, match="LD_PRELOAD is read before"):
+        read_stack(str(file), "a")
+
+
 def test_a_hang_is_killed(worker):
     """Last of this worker's tests: it does not survive."""
     with pytest.raises(WorkerLost, match="no answer within 1 s") as lost:
@@ -197,10 +211,42 @@ def test_a_hang_is_killed(worker):
 
 
 # ---- Parts that need no process ------------------------------------------------------------------
+def test_compilers_are_told_apart_by_who_brings_them(tmp_path, monkeypatch):
+    for name, version in (("nvcc", "13.0.88"), ("ptxas", "13.0.90")):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/sh\necho release 13.0, V{version}")
+        program.chmod(0o755)
+    for name in ("libcuda.so.580.65.06", "libnvidia-ptxjitcompiler.so.580.65.06"):
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "libnvidia-ptxjitcompiler.so.1").symlink_to("libnvidia-ptxjitcompiler.so.580.65.06")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setattr(fingerprint, "mapped", lambda: [str(tmp_path / "libcuda.so.580.65.06")])
+    found = {c["name"]: c for c in fingerprint._compilers()}
+    assert found["nvcc"]["version"] == "13.0.88" and found["ptxas (toolkit)"]["version"] == "13.0.90"
+    assert found["ptxas (driver)"]["version"] == "580.65.06" and len(found["ptxas (driver)"]["sha256"]) == 64
+
+
+def test_what_torch_brings_of_others_has_a_version_of_its_own():
+    names = ("libtorch_cpu.so", "libgomp-24e2ab19.so.1.0.0", "libcusparseLt-f80c68d1.so.0")
+    packages = {f"/torch/lib/{name}": "torch 2.5.1" for name in names}
+    assert [fingerprint.file_version(path, packages) for path in packages] == ["2.5.1", "1.0.0", None]
+
+
+def test_energy_is_that_of_the_sampling_windows():
+    readings = iter([1000, 4000])
+    device = SimpleNamespace(cuda=False, energy=lambda: next(readings), clock=lambda: None)
+    sampled = timers._sample(device, timers.Plan(max_samples=3), timers.Sampled("t", "m", 2), lambda: 10.0)
+    assert sampled.energy_mj == 3000 and sampled.us == [5.0] * 3
+
+
 def test_mixed_sets_are_named():
     assert mixed_sets(["/a/libcublas.so.12", "/a/libcublasLt.so.12", "/a/libcudnn.so.9", "/b/libnccl.so.2"]) == []
     (text,) = mixed_sets(["/a/libcublas.so.12", "/b/libcublasLt.so.12"])
     assert "mixed set of cuBLAS" in text and "libcublasLt from /b" in text
+    overlay = ["/a/libcublas.so.12", "/a/libcublasLt.so.12", "/o/libcublas.so.12", "/o/libcublasLt.so.12"]
+    assert mixed_sets(overlay, overlay[2:]) == []  # torch calls one set, the other lies idle
+    assert mixed_sets(overlay, overlay[1:3]) and mixed_sets(overlay, overlay[2:3]) and mixed_sets(overlay)
 
 
 def test_rotation_exceeds_the_cache_and_fits_the_memory():

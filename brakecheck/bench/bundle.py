@@ -90,7 +90,7 @@ def write_run(run: Run, file: Path) -> Path:
     return file
 
 
-def seconds_of(text: str) -> float:
+def seconds_of(text: str, option: str = "--budget") -> float:
     """"90", "90s", "10m", "1h" in seconds."""
     unit = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:].lower())
     try:
@@ -98,7 +98,7 @@ def seconds_of(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < math.inf:
-        raise UsageError(f"{text!r} is not a time", "--budget", "write 90s, 10m or 1h")
+        raise UsageError(f"{text!r} is not a time", option, "write 90s, 10m or 1h")
     return value
 
 

@@ -30,6 +30,7 @@ Enough = Callable[[Sequence[float], Sequence[float]], bool]
 Case = tuple[str, str]
 BATCH = 40  # cases that are measured together: enough to hide the start of the next workers, few enough to be finished
 OVERDUE = 60.0  # seconds beyond the budget, or another budget if that is more, after which nothing more is begun
+RESUMED_WITH = ("budget", "max_pairs", "limit")  # options that a run may go on with in other sizes
 AT_ONCE = ("missing", "unusable")  # failures that a second try cannot change
 
 
@@ -129,10 +130,11 @@ class Controller:
     def _prepare(self) -> None:
         """Asks each stack what it is and which cases it has (once in a run, also when it is resumed)."""
         header = {"arms": [[a.spec, a.implementation, a.inject] for a in self.arms],
-                  "options": {k: v for k, v in asdict(self.options).items() if k not in ("budget", "max_pairs")}}
+                  "options": {k: v for k, v in asdict(self.options).items() if k not in RESUMED_WITH}}
         known = self.journal.of("start")
         if known:
-            earlier = {k: known[0][k] for k in header}
+            began = {k: v for k, v in known[0]["options"].items() if k not in RESUMED_WITH}
+            earlier = {"arms": known[0]["arms"], "options": began}
             if earlier != _plain(header):
                 differing = [k for k in header if earlier[k] != _plain(header)[k]]
                 raise UsageError(f"this run was started with other {' and '.join(differing)}", str(self.journal.path),
@@ -182,26 +184,26 @@ class Controller:
         for name in self.options.operators:  # a name that no stack knows would silently narrow what a verdict covers
             if not any(name in catalogue for catalogue in catalogues):
                 raise UsageError(f"there is no operator {name!r}", "--operators", f"choose among: {have}")
+        written = {o: {n for c in catalogues if o in c for n in c[o]["implementations"]} for o in
+                   (self.options.operators or dict.fromkeys(o for c in catalogues for o in c))}
+        wanted = dict.fromkeys(arm.implementation for arm in self.arms)
+        for name in wanted:
+            if written and not any(name in names for names in written.values()):
+                raise UsageError(f"no operator here has an implementation {name!r}", "--implementation",
+                                 f"choose among: {', '.join(sorted(set().union(*written.values())))}")
+        if not self.options.operators and not self.options.mix:  # what nobody wrote is no loss of a stack
+            written = {o: names for o, names in written.items() if names >= set(wanted)}
         patterns = [p.strip() for p in self.options.cases.split("|")]
         used: set[str] = set()
         merged: dict[Case, None] = {}
-        for catalogue, arm in zip(catalogues, self.arms):
+        for catalogue in catalogues:
             for operator, entry in catalogue.items():
-                if self.options.operators and operator not in self.options.operators:
-                    continue
-                if not self.options.operators and arm.implementation not in entry["implementations"]:
-                    continue
-                for case in entry["cases"]:
+                for case in entry["cases"] if operator in written else ():
                     fitting = [p for p in patterns
                                if fnmatch.fnmatch(case, p) or fnmatch.fnmatch(f"{operator} {case}", p)]
                     used.update(fitting)
                     if fitting:
                         merged[(operator, case)] = None
-        for wanted in dict.fromkeys(arm.implementation for arm in self.arms):
-            chosen = [c[operator]["implementations"] for c in catalogues for operator, _ in merged if operator in c]
-            if merged and not any(wanted in names for names in chosen):
-                raise UsageError(f"no operator here has an implementation {wanted!r}", "--implementation",
-                                 f"choose among: {', '.join(sorted({n for names in chosen for n in names}))}")
         if not merged:
             raise UsageError("no case is left to measure", "--operators, --cases", f"choose among: {have}")
         idle = [p for p in patterns if p not in used]

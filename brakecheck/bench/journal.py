@@ -88,7 +88,8 @@ def block_of(event: Event) -> Block:
         extra_calls=result.get("extra_calls", 0), wall_us=tuple(result.get("wall_us") or ()),
         clocks=tuple(result.get("clocks", ())), started=result.get("started"), settle_seconds=settle.get("seconds"),
         settled=settle.get("settled"), before=result.get("before", {}), after=result.get("after", {}),
-        energy_mj=result.get("energy_mj"), device=event.get("device"), seconds=event.get("seconds"))
+        energy_mj=result.get("energy_mj"), sampling_mj=result.get("sampling_mj"), device=event.get("device"),
+        seconds=event.get("seconds"))
 
 
 def measurements(events: Iterable[Event], arms: list[str], arch: str) -> tuple[Measurement, ...]:

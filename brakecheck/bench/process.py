@@ -23,8 +23,10 @@ from ..stack.environment import Environment
 
 PACKAGE = Path(__file__).resolve().parent.parent
 SHIPPED = ("__init__.py", "model", "ops", "kernels", "worker")
-# Reads one line with a zip of the package from stdin, unpacks it, and becomes the worker.
-BOOTSTRAP = ("import sys,base64,io,zipfile,tempfile,runpy;d=tempfile.mkdtemp();"
+# Reads a line with variables (those of our process do not get into a container or to another machine) and one with a
+# zip of the package from stdin, unpacks it, and becomes the worker.
+BOOTSTRAP = ("import sys,os,json,base64,io,zipfile,tempfile,runpy;d=tempfile.mkdtemp();"
+             "os.environ.update(json.loads(sys.stdin.readline()));"
              "zipfile.ZipFile(io.BytesIO(base64.b64decode(sys.stdin.readline()))).extractall(d);"
              "runpy.run_path(d+'/brakecheck/worker/main.py',run_name='__main__')")
 
@@ -88,6 +90,7 @@ class WorkerProcess:
         with contextlib.suppress(WorkerLost):  # died at once: the first question says so, with its last words
             if environment.ship:
                 ops = hello.get("ops", ())
+                self._write(json.dumps({**limited, **environment.variables}))
                 self._write(bundle(ops))
                 hello = {**hello, "ops": _shipped_names(ops)}
             self._send({"do": "hello", **hello})

@@ -179,9 +179,10 @@ _MEASUREMENT = {
     "first_call_ms": _REAL, "note": _TEXT, **dict.fromkeys((*KEY_FIELDS, *JSON_FIELDS), _TEXT)}
 _BLOCK = {
     "measurement": _INT, "block": _INT, "pair": _INT, "position": _INT, "calls": _INT, "extra_calls": _INT,
-    "started": _REAL, "settle_seconds": _REAL, "settled": "bool", "energy_mj": _REAL, "device": _TEXT,
-    "seconds": _REAL, "wall_us": "reals", "before": _TEXT, "after": _TEXT}
+    "started": _REAL, "settle_seconds": _REAL, "settled": "bool", "energy_mj": _REAL,
+    "sampling_mj": _REAL, "device": _TEXT, "seconds": _REAL, "wall_us": "reals", "before": _TEXT, "after": _TEXT}
 _PLAIN = [k for k in _BLOCK if k not in ("measurement", "block", "wall_us", "before", "after")]
+_LATER = ("sampling_mj",)  # columns that older runs do not have
 _SAMPLE = {"measurement": _INT, "block": _INT, "sample": _INT, "us": _REAL, "sm_mhz": _REAL}
 
 
@@ -198,7 +199,7 @@ def _measurements(rows: pl.DataFrame, blocks: pl.DataFrame, samples: pl.DataFram
         us, clocks = taken[(row["measurement"], row["block"])]
         by_measurement.setdefault(row["measurement"], []).append(Block(
             tuple(us), clocks=tuple(clocks), wall_us=tuple(row["wall_us"]), before=json.loads(row["before"]),
-            after=json.loads(row["after"]), **{k: row[k] for k in _PLAIN}))
+            after=json.loads(row["after"]), **{k: row[k] for k in _PLAIN if k in row or k not in _LATER}))
     out = []
     for row in rows.sort("measurement").iter_rows(named=True):
         key = Key(**{k: row[k] for k in KEY_FIELDS}) if row["timer"] is not None else None

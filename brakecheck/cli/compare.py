@@ -39,6 +39,9 @@ def compare(
         help="Python file with operators of your own (repeatable).", rich_help_panel=MEASURED)] = None,
     budget: Annotated[str, typer.Option(help="90s, 10m, 1h.", rich_help_panel=MEASURED)] = "10m",
     duty: Annotated[str, typer.Option(help="burst or sustained.", rich_help_panel=MEASURED)] = "burst",
+    limit: Annotated[str, typer.Option(
+        help="Longest visit to one case, compilation included, before it counts as hung.",
+        rich_help_panel=MEASURED)] = "2m",
     seed: Annotated[int, typer.Option(help="Of inputs and of all orders.", rich_help_panel=MEASURED)] = 0,
     workload: Annotated[Optional[Path], typer.Option(
         help="File of brakecheck workload: its cases are measured and weighed; or shares of time by operator.",
@@ -83,10 +86,12 @@ def compare(
         check(path)  # before the work, not after
     chosen = device or ("cuda:0" if measure else None)
     options = watch = None
-    if chosen or any(spec.startswith(("env:", "pip:", "launch:")) or ".toml" in spec for spec in stacks):
+    stacks = api.expanded(stacks)
+    measured = any(spec.startswith(("env:", "pip:", "launch:")) or ".toml:" in spec for spec in stacks)
+    if chosen or measured or cases != "*" or ops:
         from .run import options_of, show_progress  # statistics take a second to load, so only where they are used
 
-        options = options_of(chosen or "cpu", operators, cases, ops, budget, seed, duty)
+        options = options_of(chosen or "cpu", operators, cases, ops, budget, seed, duty, limit)
         watch = show_progress(Console(stderr=True))
     with progress_bar() as progress:
         result = api.compare(

@@ -26,15 +26,16 @@ Operators = Annotated[Optional[str], typer.Option(help="names separated by comma
 Cases = Annotated[str, typer.Option(help="glob patterns over 'CASE' or 'OPERATOR CASE', with | between")]
 Ops = Annotated[Optional[list[str]], typer.Option(help="Python file with operators of your own; may be repeated")]
 Store = Annotated[Optional[str], typer.Option(help="folder or fsspec URL of the run store")]
+Limit = Annotated[str, typer.Option(help="longest visit to one case, compilation included, before it counts as hung")]
 Json = Annotated[bool, typer.Option("--json", help="machine-readable output")]
 
 
 def options_of(device: str, operators: Optional[str], cases: str, ops: Optional[list[str]], budget: str, seed: int,
-               duty: str = "burst", threads: int = 1) -> Options:
+               duty: str = "burst", limit: str = "2m") -> Options:
     """Options of the measuring commands from their command line."""
     names = tuple(n.strip() for n in (operators or "").split(",") if n.strip())
     return Options(device=device, operators=names, cases=cases, ops=tuple(ops or ()), seed=seed,
-                   budget=seconds_of(budget), threads=threads, plan={"duty": duty})
+                   budget=seconds_of(budget), limit=seconds_of(limit, "--limit"), plan={"duty": duty})
 
 
 def show_progress(console: Console) -> Any:
@@ -53,7 +54,8 @@ def run(stack: Annotated[str, typer.Argument(help="env:/path/python, pip:torch==
         device: Device = "cpu", operators: Operators = None, cases: Cases = "*", ops: Ops = None,
         implementation: Annotated[str, typer.Option()] = "torch", visits: Annotated[int, typer.Option(min=1)] = 5,
         budget: Annotated[str, typer.Option(help="90s, 10m, 1h")] = "10m", seed: int = 0,
-        duty: Annotated[str, typer.Option(help="burst or sustained")] = "burst", store: Store = None,
+        duty: Annotated[str, typer.Option(help="burst or sustained")] = "burst", limit: Limit = "2m",
+        store: Store = None,
         resume: Annotated[Optional[str], typer.Option(help="run to go on with")] = None, json_: Json = False) -> None:
     """Measure one stack, or the arms of a bundle, and keep the run."""
     console = Console(stderr=True)
@@ -62,8 +64,9 @@ def run(stack: Annotated[str, typer.Argument(help="env:/path/python, pip:torch==
                                lambda run: stores.write(run, store or stores.default_store()))
         print_run(found) if not json_ else print(json.dumps(encode(found), indent=1))
         return
-    found = measure(stack, options_of(device, operators, cases, ops, budget, seed, duty), implementation=implementation,
-                    visits=visits, store=store, resume=resume, progress=show_progress(console), command=sys.argv)
+    options = options_of(device, operators, cases, ops, budget, seed, duty, limit)
+    found = measure(stack, options, implementation=implementation, visits=visits, store=store, resume=resume,
+                    progress=show_progress(console), command=sys.argv)
     if json_:
         print(json.dumps(encode(found), indent=1))
     else:

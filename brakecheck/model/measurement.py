@@ -37,7 +37,8 @@ class Block:
 
     pair: blocks of two arms with the same number ran next to each other on one device; None when they did not.
     position: place in the order of all visits. calls: of the implementation in one sample. clocks: SM MHz after each
-    sample. before, after: state of the device (sm_mhz, memory_mhz, celsius, watts, reasons). energy_mj: of the block.
+    sample. before, after: state of the device (sm_mhz, memory_mhz, celsius, watts, reasons). energy_mj: of the block,
+    with capture and warm-up; sampling_mj: of its samples and the rests between them.
     seconds: that the visit took for this case, with settling and checks.
     """
 
@@ -54,6 +55,7 @@ class Block:
     before: Dict[str, Any] = field(default_factory=dict)
     after: Dict[str, Any] = field(default_factory=dict)
     energy_mj: Optional[float] = None
+    sampling_mj: Optional[float] = None
     device: Optional[str] = None
     seconds: Optional[float] = None
 
@@ -101,6 +103,14 @@ class Measurement:
     def median_us(self) -> Optional[float]:
         """Median of the medians of the blocks."""
         return statistics.median(b.median for b in self.blocks) if self.blocks else None
+
+    @property
+    def mj_per_call(self) -> Optional[float]:
+        """Millijoules of a call, over all blocks: the counter steps so rarely that one block may see no step of it, so
+        a block without one has to count too."""
+        known = [(b.sampling_mj, b.calls * len(b.us)) for b in self.blocks if b.sampling_mj is not None]
+        energy = sum(mj for mj, _ in known)
+        return energy / sum(calls for _, calls in known) if energy else None
 
 
 @dataclass(frozen=True)

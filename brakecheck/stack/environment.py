@@ -70,9 +70,18 @@ def open_environment(spec: str) -> Environment:
     return found
 
 
-def stack_names(file: str) -> list[str]:
-    """The names of the stacks in a TOML file, in its order. Builds nothing."""
-    return list(_entries(file))
+def stack_specs(file: str, name: str = "") -> list[str]:
+    """What each stack of a TOML file (or the one called `name`) is asked for by: FILE:NAME; of a toolchain, which has
+    no variables to go with it, its own spec. Builds nothing."""
+    entries = _entries(file)
+    out = []
+    for each in [name] if name in entries else entries:
+        spec = entries[each].get("spec") if isinstance(entries[each], dict) else None
+        toolchain = isinstance(spec, str) and spec.startswith("cuda==")
+        if toolchain and list(entries[each]) != ["spec"]:
+            raise UsageError("a toolchain has a spec and nothing else", f"{file} [stacks.{each}]", "remove the rest")
+        out.append(str(spec) if toolchain else f"{file}:{each}")
+    return [f"{file}:{name}"] if name and name not in entries else out
 
 
 def read_stack(file: str, name: str) -> Environment:
@@ -91,6 +100,10 @@ def read_stack(file: str, name: str) -> Environment:
         raise UsageError("variables is a table", where, f'write [stacks.{name}.variables] and NAME = "value" below it')
     found = open_environment(entry["spec"])
     variables = {str(k): str(v) for k, v in entry.get("variables", {}).items()}
+    early = next((k for k in variables if k.startswith(("LD_", "PYTHON"))), None)
+    if early and found.ship:
+        raise UsageError(f"{early} is read before a launched Python can be told of it", where,
+                         "put it into the command")
     return replace(found, name=name, variables={**found.variables, **variables})
 
 
@@ -184,7 +197,7 @@ def put_in_front(base: Environment, name: str, version: str, folder: Path) -> En
         paths = variables.get("LD_LIBRARY_PATH", os.environ.get("LD_LIBRARY_PATH", ""))
         variables["LD_LIBRARY_PATH"] = ":".join([*folders, *filter(None, paths.split(":"))])
     else:
-        paths = variables.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+        paths = variables.get("PYTHONPATH", "")  # not that of this process, which no worker gets
         variables["PYTHONPATH"] = ":".join([str(folder), *filter(None, paths.split(":"))])
     return replace(base, name=f"{base.name}+{name}=={version}", variables=variables,
                    proofs=(*base.proofs, (name, version, str(folder.resolve()))))

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from ..model import Arm, Cause, Delta, State
 
 # Components that move with another one and are no second difference.
-FOLLOWS = {"driver-cuda": "driver", "cublaslt": "cublas", "torch-cpu": "pytorch", "torch-cuda": "pytorch"}
+FOLLOWS = {"driver-cuda": "driver", "ptxas (driver)": "driver", "cublaslt": "cublas", "torch-cpu": "pytorch",
+           "torch-cuda": "pytorch"}
 
 
 @dataclass(frozen=True)

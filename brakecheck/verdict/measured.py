@@ -39,14 +39,14 @@ class _Sides:
 
 
 def measured_deltas(base: Iterable[Measurement], candidate: Iterable[Measurement], rules: MeasuredRules | None = None,
-                    step: tuple[str, str] = ("base", "candidate")) -> tuple[Delta, ...]:
+                    step: tuple[str, str] = ("base", "candidate"), refused: str = "") -> tuple[Delta, ...]:
     """One delta for each operator, case and arch that either arm has, in the base's order.
 
     Blocks with the same pair number are compared pair by pair; where there are none, the arms are compared unpaired,
-    which is wider and said so."""
+    which is wider and said so. refused: why no time of one may be compared with the other's, if so."""
     rules = rules or MeasuredRules()
     a, b = {m.name: m for m in base}, {m.name: m for m in candidate}
-    sides = [_sides(a.get(name), b.get(name)) for name in dict.fromkeys([*a, *b])]
+    sides = [_sides(a.get(name), b.get(name), refused) for name in dict.fromkeys([*a, *b])]
     sides = _reject_timers(sides)
     judgements = statistics.judge([s.estimate for s in sides if s.settled is None], rules.margin, rules.fdr)
     waiting = iter(judgements)
@@ -54,8 +54,9 @@ def measured_deltas(base: Iterable[Measurement], candidate: Iterable[Measurement
 
 
 # ---- Before the times ------------------------------------------------------------------------------------------------
-def _sides(base: Measurement | None, candidate: Measurement | None) -> _Sides:
-    settled = _tried(base, candidate) or _worked(base, candidate) or _right(base, candidate) or _alike(base, candidate)
+def _sides(base: Measurement | None, candidate: Measurement | None, refused: str = "") -> _Sides:
+    settled = (_tried(base, candidate) or _worked(base, candidate) or _right(base, candidate)
+               or _alike(base, candidate, refused))
     if settled or base is None or candidate is None:
         return _Sides(base, candidate, settled=settled)
     x, y = _paired_medians(base, candidate)
@@ -147,13 +148,13 @@ def _layouts(base: Mapping[str, Any], candidate: Mapping[str, Any]) -> tuple[Sta
     return None
 
 
-def _alike(base: Measurement | None, candidate: Measurement | None) -> tuple[State, str, str] | None:
+def _alike(base: Measurement | None, candidate: Measurement | None, refused: str) -> tuple[State, str, str] | None:
     """Unlike keys are refused: another timer, cache policy, input distribution, mode, duty or harness (F12, F14)."""
     if base is None or candidate is None:
         return None
     if base.key is None or candidate.key is None:
         return State.UNDECIDED, "no-key", "how the times were taken is not recorded: refused"
-    unlike = base.key.unlike(candidate.key)
+    unlike = [*filter(None, [refused]), *base.key.unlike(candidate.key)]
     if unlike:
         return State.UNDECIDED, "unlike-keys", f"not measured alike, refused: {'; '.join(unlike)}"
     return None
@@ -269,7 +270,8 @@ def _facts(m: Measurement | None) -> dict[str, Any]:
     found: dict[str, Any] = {"status": m.status, "blocks": len(m.blocks), "median_us": m.median_us,
                              "first_call_ms": m.first_call_ms, "memory": m.memory or None,
                              "memory_spread": m.memory_spread or None, "note": m.note,
-                             "message": m.message, "work": m.work or None, "trials": m.trials}
+                             "message": m.message, "work": m.work or None, "trials": m.trials,
+                             "mj_per_call": m.mj_per_call}
     if m.numerics:
         known = ("ok", "why", "tolerance", "distinct", "digest", "outputs", "layouts")
         found["numerics"] = {k: m.numerics[k] for k in known if k in m.numerics}

@@ -24,6 +24,7 @@ WHY_UNKNOWN = {"not-measured": "not measured", "fails-on-both": "fail on both", 
                "drift": "drifting"}
 LOST = 10.0    # times the base's error that no other order of the same arithmetic explains,
 SINGLE = 1e-6  # where it is more than the rounding of float32
+DEVICE = ("name", "multiprocessors", "power_limit_watts", "threads")  # of Run.device: what moves times
 SHOWN = 12  # differences between two whole environments that are named in a reason
 
 
@@ -37,7 +38,13 @@ def compare_runs(base: Run, candidate: Run, policy: Policy | None = None) -> Com
     else:
         base_found, candidate_found = list(base.of_arm(base.arms[0].name)), list(base.of_arm(base.arms[-1].name))
         arms = (base.arms[0], candidate.arms[-1])
-    return conclude(base_found, candidate_found, arms, policy, facts(base, candidate))
+    return conclude(base_found, candidate_found, arms, policy, facts(base, candidate), other_device(base, candidate))
+
+
+def other_device(base: Run, candidate: Run) -> str:
+    """In what the devices of two runs differ that moves times; "" when in nothing that both tell."""
+    a, b = base.device, candidate.device
+    return "; ".join(f"device {k}: {a[k]} against {b[k]}" for k in DEVICE if k in a and k in b and a[k] != b[k])
 
 
 def _unpair(found: Sequence[Measurement]) -> list[Measurement]:
@@ -45,12 +52,13 @@ def _unpair(found: Sequence[Measurement]) -> list[Measurement]:
 
 
 def conclude(base: Sequence[Measurement], candidate: Sequence[Measurement], arms: tuple[Arm, Arm],
-             policy: Policy | None = None, environment: dict[str, Any] | None = None) -> Comparison:
+             policy: Policy | None = None, environment: dict[str, Any] | None = None,
+             refused: str = "") -> Comparison:
     """The comparison of two arms' measurements: deltas, verdict, reasons, mitigations; and a verdict per arch (F3).
-    What the policy's scope ignores stays among the deltas and decides nothing."""
+    What the policy's scope ignores stays among the deltas and decides nothing. refused: as measured_deltas has it."""
     policy = policy or Policy()
-    return judged(measured_deltas(base, candidate, policy.measured, (arms[0].name, arms[1].name)), arms, policy,
-                  environment)
+    step = arms[0].name, arms[1].name
+    return judged(measured_deltas(base, candidate, policy.measured, step, refused), arms, policy, environment)
 
 
 def judged(every: Sequence[Delta], arms: tuple[Arm, Arm], policy: Policy, environment: dict[str, Any] | None = None,

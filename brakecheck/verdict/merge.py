@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..model import Comparison, Delta, Run, Verdict
+from ..model import Comparison, Delta, Run, State, Verdict
+from .causes import causes
 from .decide import decide, of_several
 from .policy import Policy
 from .several import compare_several
@@ -29,6 +30,10 @@ def with_static(measured: Comparison, static: dict[str, Any], policy: Policy) ->
     several = len(measured.arms) > 2  # then the arms have the toolchains' names, and a step belongs to one pair of them
     told = tuple(_told(d, [s for s in deltas if (s.source, s.case) in timed.get(d.operator, ())
                            and (not several or s.step == d.step)]) for d in measured.deltas)
+    if not measured.causes and not several:  # which part of the toolchain, for what moved or became wrong or right
+        moved = [replace(d, case=f"{d.operator} {d.case}") for d in told if d.state is not State.UNDECIDED]
+        found = causes(moved, measured.arms[0], measured.arms[-1])
+        measured = replace(measured, causes=tuple(c for c in found if c.component != "unattributed"))
     if not rest:  # all of them were timed
         return replace(measured, deltas=told)
     decision = decide(list(rest), measured.arms[0], measured.arms[-1], policy)

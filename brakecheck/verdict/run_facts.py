@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from ..model import Measurement, Run
+from ..worker.nvml import slowing
 from .measured import noise, places
 
 
@@ -28,7 +30,31 @@ def facts(base: Run, candidate: Run) -> dict[str, Any]:
         "ceilings": ceilings([m for side in sides for m in side]),
         "telemetry": [line for name, side in zip(("base", "candidate"), sides) if (line := telemetry(name, side))],
     }
+    names = [base.arms[0].name, candidate.arms[-1].name] if one else ["base", "candidate"]
+    out["conditions"] = {n: c for n, side in zip(names, sides) if (c := conditions(side))}
+    out["warnings"] += [text for n, c in out["conditions"].items() for text in _unquiet(n, c)]
     return {k: v for k, v in out.items() if v not in (None, [], {}, "")}
+
+
+def conditions(found: Sequence[Measurement]) -> dict[str, Any]:
+    """Of an arm's visits: how many there were, how many were timed although the clock had not settled, seconds that
+    waiting for it took (median), and how many had which reason for a lower clock."""
+    blocks = [b for m in found for b in m.blocks if b.settled is not None and b.settle_seconds]  # asked to settle
+    if not blocks:
+        return {}
+    reasons = Counter(r for b in blocks for r in {*b.before.get("reasons", ()), *b.after.get("reasons", ())})
+    return {"visits": len(blocks), "unsettled": sum(not b.settled for b in blocks), "reasons": dict(reasons),
+            "settle_seconds": statistics.median(b.settle_seconds or 0.0 for b in blocks)}
+
+
+def _unquiet(arm: str, found: dict[str, Any]) -> list[str]:
+    """A power cap is expected of large products; other reasons, and a clock that never settles, are the machine's."""
+    out = [f"{arm}: the clock was lowered ({name}) in {count} of {found['visits']} visits"
+           for name, count in found["reasons"].items() if slowing([name]) and name != "power cap"]
+    if 2 * found["unsettled"] > found["visits"]:
+        out.append(f"{arm}: {found['unsettled']} of {found['visits']} visits were timed although the clock had not "
+                   "settled: something else uses this device, or it is throttled")
+    return out
 
 
 def _left_out(run: Run, base: Sequence[Measurement], candidate: Sequence[Measurement]) -> list[str]:

@@ -60,6 +60,10 @@ class Device:
     def clock(self) -> Optional[int]:
         return self.gpu.clock() if self.gpu else None
 
+    def energy(self) -> Optional[int]:
+        """Millijoules since the driver was loaded."""
+        return self.gpu.energy() if self.gpu else None
+
     def cache_bytes(self) -> int:
         """Last-level cache, read off the device."""
         if self.cuda:

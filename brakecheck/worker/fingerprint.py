@@ -102,9 +102,11 @@ def owners() -> Dict[str, str]:
 
 def file_version(path: str, packages: Dict[str, str]) -> Optional[str]:
     """Version of a library: of the package it came with, else the digits after .so. in its real name, else of the
-    `name-version.dist-info` beside it (an overlay that is on no path)."""
-    if path in packages:
-        return packages[path].split()[1]
+    `name-version.dist-info` beside it (an overlay that is on no path). What torch brings of others (libgomp,
+    libcusparseLt) does not have torch's version."""
+    owner, _, version = packages.get(path, "").partition(" ")
+    if owner and (owner != "torch" or re.match(r"lib(torch|c10|caffe2)", Path(path).name)):
+        return version
     for parent in list(Path(path).parents)[:5]:
         if parent.name == "nvidia":
             for info in parent.parent.glob("nvidia_*.dist-info"):
@@ -140,9 +142,12 @@ def libraries() -> List[Dict[str, str]]:
     return found
 
 
-def mixed_sets(paths: Iterable[str]) -> List[str]:
+def mixed_sets(paths: Iterable[str], used: Iterable[str] = ()) -> List[str]:
     """Libraries that belong together and do not come from one place (F29): the same library twice, cuBLAS and cuBLASLt
-    or parts of cuDNN from different folders. `paths`: files mapped into the process."""
+    or parts of cuDNN from different folders. `paths`: files mapped into the process. used: those that torch's calls
+    go to; where all of a set do, and come from one place, a second copy that lies idle (what an overlay is in front
+    of) is no mixture."""
+    busy = {(str(Path(path).parent), Path(path).name.split(".so")[0]) for path in used}
     groups: Dict[str, Dict[str, Set[str]]] = {}
     for path in paths:
         name = Path(path).name.split(".so")[0]
@@ -151,19 +156,21 @@ def mixed_sets(paths: Iterable[str]) -> List[str]:
             groups.setdefault(group, {}).setdefault(str(Path(path).parent), set()).add(name)
     out = []
     for group, folders in sorted(groups.items()):
-        if len(folders) > 1:
+        whole = set().union(*folders.values())
+        if len(folders) > 1 and not any({(folder, name) for name in whole} <= busy for folder in folders):
             parts = "; ".join(f"{', '.join(sorted(names))} from {folder}" for folder, names in sorted(folders.items()))
             out.append(f"mixed set of {group}: {parts}")
     return out
 
 
-def _ptxas() -> List[Dict[str, str]]:
-    """One component for each ptxas: they differ by producer, and each producer uses its own."""
+def _compilers() -> List[Dict[str, str]]:
+    """nvcc, and one component for each ptxas: they differ by producer, and each producer uses its own."""
     found = []
     places: Dict[str, Callable[[], Iterable[Path]]] = {
+        "nvcc": lambda: (folder / "nvcc" for folder in _toolkits()),
         "ptxas (triton)": lambda: [_package("triton") / "backends" / "nvidia" / "bin" / "ptxas"],
         "ptxas (cute-dsl)": lambda: _package("nvidia_cutlass_dsl").rglob("ptxas"),
-        "ptxas (toolkit)": lambda: (Path(p) / "ptxas" for p in os.environ.get("PATH", "").split(os.pathsep)),
+        "ptxas (toolkit)": lambda: (folder / "ptxas" for folder in _toolkits()),
         "ptxas (TRITON_PTXAS_PATH)": lambda: [Path(os.environ["TRITON_PTXAS_PATH"])],
     }
     for name, look in places.items():
@@ -176,7 +183,18 @@ def _ptxas() -> List[Dict[str, str]]:
             continue
         version = re.search(r"V(\d+\.\d+\.\d+)", text)
         found.append(_component(name, version.group(1) if version else None, str(path)))
+    driver = next((Path(f).parent for f in mapped() if "/libcuda.so." in f), None)
+    compiler = driver / "libnvidia-ptxjitcompiler.so.1" if driver else None  # of PTX that no cubin fits
+    if compiler and compiler.is_file():
+        real = os.path.realpath(compiler)
+        found.append(_component("ptxas (driver)", file_version(real, {}), real))
     return found
+
+
+def _toolkits() -> Iterable[Path]:
+    """Folders where torch's builder of extensions looks for nvcc, in its order."""
+    homes = [Path(os.environ[name]) / "bin" for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    return [*homes, *map(Path, os.environ.get("PATH", "").split(os.pathsep)), Path("/usr/local/cuda/bin")]
 
 
 def _package(name: str) -> Path:
@@ -216,10 +234,11 @@ def fingerprint(device: Device, packages: Iterable[str] = ()) -> Dict[str, Any]:
     for package in ("triton", "nvidia-cutlass-dsl"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             components.append(_component(package, metadata.version(package)))
-    components += libraries() + _ptxas()
+    loaded = libraries()
+    components += loaded + _compilers()
     return {
         "components": components, "device": device.describe(),
         "environment": {k: v for k, v in sorted(os.environ.items()) if VARIABLES.match(k)},
         "modules": modules(["torch", "triton", *packages]), "loaded": [f for f in mapped() if KEEP.search(f)],
-        "warnings": mixed_sets(mapped()),
+        "warnings": mixed_sets(mapped(), [c["path"] for c in loaded if c["name"] in SYMBOLS and "path" in c]),
     }

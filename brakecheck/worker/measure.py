@@ -62,11 +62,11 @@ def measure(device: Device, operators: Dict[str, Any], request: Dict[str, Any]) 
     laps.end("inputs")
     if plan.duty == "sustained":
         timers.warm_up(device, rotation, 1.0)
-    before, energy, begin = device.state(), _energy(device), time.time()
+    before, energy, begin = device.state(), device.energy(), time.time()
     sampled, captured = _time(device, rotation, plan)
     laps.end("capture_and_warm_up", but=sampled.seconds)
     laps.seconds["sampling"] = sampled.seconds
-    after, energy_after = device.state(), _energy(device)
+    after, energy_after = device.state(), device.energy()
     result: Dict[str, Any] = {
         "key": {"timer": sampled.timer, "mode": sampled.mode, "duty": plan.duty, "harness": HARNESS,
                 "cache": timers.cache_policy(rotation, device.cache_bytes()), "inputs": _distribution(make.drawn)},
@@ -80,6 +80,8 @@ def measure(device: Device, operators: Dict[str, Any], request: Dict[str, Any]) 
         result["note"] = sampled.note
     if energy is not None and energy_after is not None and energy_after > energy:
         result["energy_mj"] = energy_after - energy
+    if sampled.energy_mj is not None:
+        result["sampling_mj"] = sampled.energy_mj
     if op.compute_cost:
         cost = op.compute_cost(case)
         result["work"] = {"flops": cost.flops, "bytes": cost.bytes, "power_limited": op.power_limited(case)}
@@ -134,10 +136,6 @@ def _time(device: Device, rotation: timers.Rotation, plan: timers.Plan) -> Tuple
         sampled = timers.event_samples(device, rotation, plan)
         sampled.note = f"cannot be captured in a graph: {str(problem).splitlines()[0][:200]}"
         return sampled, None
-
-
-def _energy(device: Device) -> Optional[int]:
-    return device.gpu.energy() if device.gpu else None
 
 
 def _check(device: Device, op: Any, case: Any, function: Any, seed: int, first: Any,

@@ -18,6 +18,11 @@ REASONS = {  # nvmlClocksEventReason*
 SLOWING = 0x4 | 0x8 | 0x20 | 0x40 | 0x80  # reasons that make a measurement depend on what ran before
 
 
+LEVELS = {0: "board", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}  # as `nvidia-smi topo -m` calls them
+NVLINK = 2       # nvmlGpuP2PCapsIndex_t
+MOST_LINKS = 18  # NVML_NVLINK_MAX_LINKS
+
+
 class _Memory(ctypes.Structure):
     _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
 
@@ -41,10 +46,10 @@ class Gpu:
         out = kind()
         return int(out.value) if call(self.handle, *arguments, ctypes.byref(out)) == 0 else None
 
-    def _text(self, function: str) -> Optional[str]:
+    def _text(self, function: str, handle: Any = None) -> Optional[str]:
         buffer = ctypes.create_string_buffer(96)
         call = getattr(self.library, function, None)
-        if call is None or call(self.handle, buffer, ctypes.c_uint(96)) != 0:
+        if call is None or call(handle or self.handle, buffer, ctypes.c_uint(96)) != 0:
             return None
         return buffer.value.decode(errors="replace")
 
@@ -88,6 +93,27 @@ class Gpu:
         own = [p.used for p in table[: count.value] if p.pid == os.getpid() and p.used < 1 << 60]
         return int(own[0]) if own else None
 
+    def links(self) -> Dict[str, str]:
+        """How the other devices of this host are reached, by UUID: "NVLink", else by which level of PCIe (LEVELS)."""
+        count = ctypes.c_uint()
+        if not hasattr(self.library, "nvmlDeviceGetCount_v2") or self.library.nvmlDeviceGetCount_v2(
+                ctypes.byref(count)) != 0:
+            return {}
+        found, own = {}, self._text("nvmlDeviceGetUUID")
+        for index in range(count.value):
+            other = ctypes.c_void_p()
+            if self.library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(other)) != 0:
+                continue
+            uuid = self._text("nvmlDeviceGetUUID", other)
+            if uuid is None or uuid == own:
+                continue
+            refused = self._number("nvmlDeviceGetP2PStatus", ctypes.c_uint, other, ctypes.c_int(NVLINK))
+            level = self._number("nvmlDeviceGetTopologyCommonAncestor", ctypes.c_uint, other)
+            link = "NVLink" if refused == 0 else None if level is None else LEVELS.get(level)
+            if link:
+                found[uuid] = link
+        return found
+
     def describe(self) -> Dict[str, Any]:
         limit = self._number("nvmlDeviceGetEnforcedPowerLimit", ctypes.c_uint)
         memory = _Memory()
@@ -96,7 +122,9 @@ class Gpu:
             "name": self._text("nvmlDeviceGetName"), "uuid": self._text("nvmlDeviceGetUUID"),
             "max_sm_mhz": self._number("nvmlDeviceGetMaxClockInfo", ctypes.c_uint, ctypes.c_int(SM_CLOCK)),
             "power_limit_watts": None if limit is None else limit / 1000,
-            "memory_bytes": int(memory.total) if known else None,
+            "memory_bytes": int(memory.total) if known else None, "links": self.links() or None,
+            "nvlinks": sum(self._number("nvmlDeviceGetNvLinkState", ctypes.c_uint, ctypes.c_uint(link)) == 1
+                           for link in range(MOST_LINKS)) or None,
         }
         return {k: v for k, v in found.items() if v is not None}
 

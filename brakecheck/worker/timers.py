@@ -51,6 +51,7 @@ class Sampled:
     clocks: List[int] = field(default_factory=list)
     note: Optional[str] = None
     seconds: float = 0.0  # that all samples took, rests between them included
+    energy_mj: Optional[int] = None  # that the device took in these seconds
 
 
 @dataclass
@@ -133,7 +134,7 @@ def _rest(device: Device, plan: Plan, busy: float) -> None:
 
 def _sample(device: Device, plan: Plan, sampled: Sampled, window: Callable[[], float]) -> Sampled:
     """Repeats `window` (runs one sample, returns its microseconds) until the visit's share of time is used."""
-    start = time.perf_counter()
+    energy, start = device.energy(), time.perf_counter()
     gc.disable()
     try:
         while len(sampled.us) < plan.max_samples:
@@ -149,6 +150,9 @@ def _sample(device: Device, plan: Plan, sampled: Sampled, window: Callable[[], f
     finally:
         gc.enable()
         sampled.seconds = time.perf_counter() - start
+    after = device.energy()
+    if energy is not None and after is not None:
+        sampled.energy_mj = after - energy
     return sampled
 
 
