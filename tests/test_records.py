@@ -41,3 +41,10 @@ def test_runs_of_other_arms_are_not_pooled():
     assert pooled(runs) is None
     with pytest.raises(api.UsageError, match="do not compare the same arms"):
         compare(*["2026-12-01-h200-cublas-13.1-13.5-a.json", "2026-12-01-h200-cubins-12.4-13.5.json"] * 2)
+
+
+def test_the_terminal_says_how_noisy_and_how_many_pairs(capsys):
+    from brakecheck.report import terminal
+
+    terminal.render(compare("2026-12-01-h200-cublas-13.1-13.5-a.json"))
+    assert "two visits of one arm differ by 6.14 %; 2 pairs a case" in capsys.readouterr().out

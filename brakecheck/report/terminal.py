@@ -45,6 +45,8 @@ def render(comparison: Comparison, console: Optional[Console] = None, limit: int
     shown += _messages([*static, *measured], paint)
     shown += _advice(comparison, paint)
     shown.append(paint("\nCoverage  ", "bold").append_text(paint(words.coverage(comparison))))
+    if words.noise(comparison):
+        shown.append(paint("Noise     ", "bold").append_text(paint(words.noise(comparison))))
     if words.rules(comparison):
         shown.append(paint("Policy    ", "bold").append_text(paint(words.rules(comparison))))
     shown += [paint("Warning   ", "bold").append_text(paint(text)) for text in words.warnings(comparison)]

@@ -247,6 +247,18 @@ def coverage(comparison: Comparison) -> str:
     return ": ".join(p for p in (head, ", ".join(parts)) if p) or "nothing was compared"
 
 
+def noise(comparison: Comparison) -> str:
+    """two visits of one arm differ by 0.46 %; 4 to 9 pairs a case. Empty where nothing was measured."""
+    floor = comparison.environment.get("noise_floor")
+    pairs = [min(d.base["blocks"], d.candidate["blocks"]) for d in comparison.deltas
+             if d.base.get("blocks") and d.candidate.get("blocks")]
+    parts = [f"two visits of one arm differ by {floor:.2%}".replace("%", " %")] if isinstance(floor, float) else []
+    if pairs:
+        low, high = min(pairs), max(pairs)
+        parts.append(f"{plural(low, 'pair')} a case" if low == high else f"{low} to {high} pairs a case")
+    return "; ".join(parts)
+
+
 def rules(comparison: Comparison) -> str:
     """brakecheck.toml: margin = 0.05; empty where no policy file applied. A GO by other rules than the defaults, which
     may have lain in the folder by chance, must say so."""
