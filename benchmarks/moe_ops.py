@@ -21,8 +21,10 @@ from shares import svg  # noqa: E402
 from timing import copies_for, medians  # noqa: E402
 
 from brakecheck import ops  # noqa: E402
+from brakecheck.kernels import moe  # noqa: E402
 from brakecheck.kernels import moe_plans as plans  # noqa: E402
 from brakecheck.ops.make import Make  # noqa: E402
+from brakecheck.ops.scatter_rows import draw_index  # noqa: E402
 from brakecheck.worker import nvml  # noqa: E402
 
 Row = Dict[str, Any]
@@ -118,32 +120,43 @@ def permute_cases(make: Make, compiled: bool, missing: Missing) -> Iterator[Case
 
 
 def scatter_cases(make: Make, compiled: bool, missing: Missing) -> Iterator[CaseOf]:
-    for n, rows, width in [(16384, 50257, 1024), (65536, 50257, 1024), (500000, 100000, 128)]:
-        for kind in ("uniform", "zipf", "one"):
-            name = f"{n} -> {rows} x {width} {kind}"
-            if not missing("add_rows", name):
-                continue
-            index = make.zipf(n, rows=rows, dtype="int32") if kind == "zipf" else make.integers(n, low=0, high=rows)
-            if kind == "one":
-                index = index.where(make.uniform(n) >= 0.95, index.new_full((), rows // 2))
-            copies = 4
-            g = [make.normal(n, width, dtype="bfloat16") for _ in range(copies)]
-            out = torch.zeros(rows, width, dtype=torch.bfloat16, device="cuda")
-            reference = torch.zeros(rows, width, dtype=torch.float64, device="cuda").index_add_(0, index, g[0].double())
-            theirs = relative(torch.zeros_like(out).index_add_(0, index, g[0]), reference)
-            error = relative(ops.embedding_gradient(g[0], index, rows), reference)
-            exact = relative(ops.embedding_gradient(g[0], index, rows, True), reference)
-            del reference
-            touched = 4.0 * min(n, int(index.unique().numel())) * width
-            name += f" (errors: ours {error:.0e}, sorted {exact:.0e}, torch {theirs:.0e})"
-            wide = index.long()
-            yield "add_rows", name, 2.0 * n * width + touched, {
-                "ours": repeat(lambda i, g=g, o=out, j=index: ops.add_rows(o, j, g[i]), copies),
-                "ours sorted": repeat(lambda i, g=g, o=out, j=index: ops.add_rows(o, j, g[i], True), copies),
-                "torch": repeat(lambda i, g=g, o=out, j=index: o.index_add_(0, j, g[i]), copies),
-                "torch embedding": repeat(lambda i, g=g, j=wide, r=rows: torch.ops.aten.embedding_dense_backward(
-                    g[i], j, r, -1, False), copies),
-            }, min(error, exact) if exact < 2.0**-7 and error <= 1.2 * theirs else float("inf"), 1.0
+    """Rows added by index in every form that there is (kernels/moe_plans.py), into many rows and into few."""
+    shapes = [(16384, 50257, 1024), (65536, 50257, 1024), (500000, 100000, 128), (65536, 64, 1024)]
+    for dtype in ("bfloat16", "float32"):
+        for n, rows, width in shapes:
+            for kind in ("uniform", "zipf", "one"):
+                name = f"{n} -> {rows} x {width} {kind}" + (" float32" if dtype == "float32" else "")
+                if missing("add_rows", name):
+                    yield scatter_case(make, n, rows, width, kind, dtype, name)
+
+
+def scatter_case(make: Make, n: int, rows: int, width: int, kind: str, dtype: str, name: str) -> CaseOf:
+    index = draw_index(make, n, rows, kind)
+    g = [make.normal(n, width, dtype=dtype) for _ in range(4)]
+    out, wide = torch.zeros(rows, width, dtype=g[0].dtype, device="cuda"), index.long()
+    reference = out.double().index_add_(0, index, g[0].double())
+
+    def add(form: str) -> Callable[[Any], Any]:
+        return lambda x: moe._scatter(form, out, index, x)
+
+    forms = [f for f in plans.SCATTER_FORMS if not f.startswith("bulk") or torch.cuda.get_device_capability() >= (9, 0)]
+    calls: Dict[str, Callable[[Any], Any]] = {"ours": lambda x: ops.add_rows(out, index, x),
+                                              **{f"ours {form}": add(form) for form in forms},
+                                              "torch": lambda x: out.index_add_(0, index, x)}
+    errors = {}
+    for form, call in calls.items():
+        out.zero_()
+        call(g[0])
+        errors[form] = relative(out, reference)
+    # Each addition to bfloat16 memory rounds: the more of them, the worse, and torch has the most.
+    most = 4 * n**0.5 * 2.0**-24 + 1e-6 if dtype == "float32" else max(2.0**-7, 1.2 * errors["torch"])
+    right = max(errors.values()) <= most and (dtype == "float32" or errors["ours sorted"] < 2.0**-7)
+    name += " (errors: " + ", ".join(f"{form} {error:.0e}" for form, error in errors.items()) + ")"
+    calls["torch embedding"] = lambda x: torch.ops.aten.embedding_dense_backward(x, wide, rows, -1, False)
+    size = out.element_size()
+    moved = size * n * width + 2.0 * size * min(n, int(index.unique().numel())) * width
+    candidates = {form: repeat(lambda i, call=call: call(g[i]), len(g)) for form, call in calls.items()}
+    return "add_rows", name, moved, candidates, errors["ours"] if right else float("inf"), 1.0
 
 
 CASES = {"router": router_cases, "permute": permute_cases, "scatter": scatter_cases}
