@@ -21,7 +21,7 @@ from shares import svg  # noqa: E402
 from timing import copies_for, medians  # noqa: E402
 
 from brakecheck import ops  # noqa: E402
-from brakecheck.kernels import moe  # noqa: E402
+from brakecheck.kernels import jit, moe  # noqa: E402
 from brakecheck.kernels import moe_plans as plans  # noqa: E402
 from brakecheck.ops.make import Make  # noqa: E402
 from brakecheck.ops.scatter_rows import draw_index  # noqa: E402
@@ -83,6 +83,29 @@ def router_peers(x: List[Any], k: int) -> Dict[str, List[Callable[[], Any]]]:
             print(f"# quack {tuple(x[0].shape)} k{k}: {(str(error) or type(error).__name__).splitlines()[0][:100]}")
         return {}
     return {"quack": repeat(lambda i: topk_fwd(x[i], k, True), len(x))}
+
+
+def reduce_cases(make: Make, compiled: bool, missing: Missing) -> Iterator[CaseOf]:
+    """Sums of router probabilities: ours, which is what the compiler writes, the same with inline PTX, and torch's."""
+    for tokens, experts in [(512, 256), (8192, 256), (16384, 64), (65536, 64), (65536, 256)]:
+        name = f"{tokens} x {experts} float32"
+        if not missing("router_reduce", name):
+            continue
+        size = 4.0 * tokens * experts
+        x = [make.normal(tokens, experts).softmax(1) for _ in range(copies_for(size))]
+        inline = jit.kernel("router_reduce.cu", "router_reduce", torch.cuda.current_device(), (plans.REDUCE_THREADS, 1),
+                            4 * experts, 1, ("INLINE_PTX=1",))
+
+        def by_hand(p: Any, kernel: jit.Kernel = inline) -> Any:
+            load = p.new_zeros(p.shape[1])
+            kernel((plans.reduce_grid(len(p)), 1), [p, load, *p.shape], torch.cuda.current_stream().cuda_stream)
+            return load
+
+        calls = {"ours": ops.router_reduce, "ours inline PTX": by_hand, "torch": lambda p: p.sum(0)}
+        error = max(relative(call(x[0]), x[0].double().sum(0)) for call in calls.values())
+        yield "router_reduce", name, size, {
+            of: repeat(lambda i, x=x, call=call: call(x[i]), len(x)) for of, call in calls.items()
+        }, error, 1e-5
 
 
 def permute_cases(make: Make, compiled: bool, missing: Missing) -> Iterator[CaseOf]:
@@ -159,7 +182,7 @@ def scatter_case(make: Make, n: int, rows: int, width: int, kind: str, dtype: st
     return "add_rows", name, moved, candidates, errors["ours"] if right else float("inf"), 1.0
 
 
-CASES = {"router": router_cases, "permute": permute_cases, "scatter": scatter_cases}
+CASES = {"router": router_cases, "reduce": reduce_cases, "permute": permute_cases, "scatter": scatter_cases}
 
 
 def copy_speed() -> float:
@@ -182,7 +205,8 @@ def main() -> int:
     if no_device():
         return NO_DEVICE
     sources = [*KERNELS.glob("moe*.py"), KERNELS / "jit.py", Path(__file__).with_name("timing.py"),
-               *(f for of in ("router", "moe_", "scatter", "warp", "tma") for f in (KERNELS / "cuda").glob(f"{of}*"))]
+               *(f for of in ("router", "moe_", "scatter", "warp", "tma", "tensorcore")
+                 for f in (KERNELS / "cuda").glob(f"{of}*"))]
     facts = {**device_facts(), "torch_compile": not arguments.no_compile}
     record = Record(arguments.json, __file__, facts, sources)
     return record.run(lambda: work(record, arguments))
@@ -199,6 +223,7 @@ def work(record: Record, arguments: argparse.Namespace) -> int:
                                          lambda *case: case not in have), ceiling):
                     if (row["operator"], row["case"].split(" (")[0]) not in have:
                         record.add(row)
+    print("\n".join(forms(record.rows)))
     if arguments.svg:
         plot(record.data, arguments.svg)
     return int(any(not row["ok"] for row in record.rows))
@@ -219,6 +244,19 @@ def measure(cases: Iterator[CaseOf], ceiling: float) -> Iterator[Row]:
               f"{row['ratio_to_best_peer']:6.2f} x {best:15} {row['sm_clock_mhz'] or '-':>5} MHz "
               f"{'ok' if row['ok'] else 'WRONG'} | {others}", flush=True)
         yield row
+
+
+def forms(rows: List[Row]) -> Iterator[str]:
+    """The forms of adding rows by index in one table: how many times faster than the best of torch each is."""
+    ways = plans.SCATTER_FORMS
+    chosen = [row for row in rows if row["operator"] == "add_rows"]
+    if chosen:
+        yield f"{'rows added by index':42} {'torch us':>9} " + " ".join(f"{way:>{max(7, len(way))}}" for way in ways)
+    for row in chosen:
+        best = min(us for name, us in row["us"].items() if not name.startswith("ours"))
+        cells = [f"{best / us:.2f} x" if (us := row["us"].get(f"ours {way}")) else "-" for way in ways]
+        yield (f"{row['case'].split(' (')[0]:42} {best:9.1f} "
+               + " ".join(f"{cell:>{max(7, len(way))}}" for way, cell in zip(ways, cells)))
 
 
 def plot(record: Row, folder: Path) -> None:

@@ -75,7 +75,7 @@ def test_every_operator_has_small_odd_and_real_cases():
         assert len(small(operator)) >= 2, operator.name
         assert max(operator.compute_cost(c).bytes for c in operator.cases) > 1e6 or operator.name == "spin_lock"
         odd = [c for c in operator.cases if any(isinstance(v, int) and v % 2 and v > 1 for v in c.params.values())]
-        assert len(operator.cases) <= 10, operator.name
+        assert len(operator.cases) <= 13, operator.name
         assert odd, f"{operator.name} has no odd-sized case"
         assert {"torch", "compile"} <= set(operator.implementations)
 
