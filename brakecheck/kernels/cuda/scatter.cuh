@@ -118,9 +118,9 @@ __device__ __forceinline__ void load_once(const T* from, unsigned (&word)[4]) {
 }
 
 __device__ __forceinline__ void add_words(unsigned* to, const unsigned (&word)[1]) { Element::add(to, word[0]); }
-// One reduction of 16 bytes where the GPU has it.
+// One reduction of 16 bytes where the GPU has it, and CUDA (12.1 on).
 __device__ __forceinline__ void add_words(unsigned* to, const unsigned (&word)[4]) {
-#if __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ >= 900 && (__CUDACC_VER_MAJOR__ > 12 || __CUDACC_VER_MINOR__ >= 1)
   Element::add(to, word);
 #else
 #pragma unroll
