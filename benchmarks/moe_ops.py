@@ -98,7 +98,7 @@ def reduce_cases(make: Make, compiled: bool, missing: Missing) -> Iterator[CaseO
 
         def by_hand(p: Any, kernel: jit.Kernel = inline) -> Any:
             load = p.new_zeros(p.shape[1])
-            kernel((plans.reduce_grid(len(p)), 1), [p, load, *p.shape], torch.cuda.current_stream().cuda_stream)
+            kernel(plans.reduce_grid(*p.shape), [p, load, *p.shape], torch.cuda.current_stream().cuda_stream)
             return load
 
         calls = {"ours": ops.router_reduce, "ours inline PTX": by_hand, "torch": lambda p: p.sum(0)}

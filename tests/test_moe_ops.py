@@ -332,11 +332,20 @@ def test_parts_of_a_row(width):
     assert columns & (columns - 1) == 0 and 8 <= columns <= plans.SCATTER_THREADS
 
 
+@pytest.mark.parametrize("tokens", [1, 32, 257, 8192, 65536, 1 << 24])
+@pytest.mark.parametrize("experts", [1, 8, 33, 256, 8192])
+def test_blocks_of_router_reduce(tokens, experts):
+    across, down = plans.reduce_grid(tokens, experts)
+    assert 1 <= across <= plans.blocks(tokens, plans.REDUCE_THREADS) and 1 <= down <= plans.blocks(experts, 32)
+    assert across * down <= 1024
+
+
 @pytest.mark.parametrize("form", [form for form in plans.SCATTER_FORMS if form != "sorted"])
 @pytest.mark.parametrize("dtype", plans.ELEMENTS)
-@pytest.mark.parametrize("n, width", [(1, 8), (33, 72), (16384, 1024), (500000, 128), (7, 4104)])
-def test_plans_of_added_rows_cover_every_row_once(form, dtype, n, width):
-    plan, size = plans.scatter_plan(form, n, width, dtype, 132), 4 if dtype == "float32" else 2
+@pytest.mark.parametrize("n, width, rows", [(1, 8, 1), (33, 72, 9), (16384, 1024, 50257), (500000, 128, 64),
+                                            (65536, 1024, 64), (7, 4104, 3)])
+def test_plans_of_added_rows_cover_every_row_once(form, dtype, n, width, rows):
+    plan, size = plans.scatter_plan(form, n, width, rows, dtype, 132), 4 if dtype == "float32" else 2
     defines = dict(d.split("=") for d in plan.defines)
     if form.startswith("bulk"):  # its blocks walk: any number of them covers all batches
         assert plan.last * size <= plans.SCATTER_PART and plan.last * size % 16 == 0
@@ -444,7 +453,8 @@ KERNELS = [
                           "moe_unpermute_backward<8>"), (), 80),
     *{(plan.source, (plan.entry,), plan.defines, 90 if form.startswith("bulk") else 80): None
       for form in plans.SCATTER_FORMS if form != "sorted" for dtype in plans.ELEMENTS
-      for plan in (plans.scatter_plan(form, n, 128, dtype, 132) for n in (1, 1 << 20))},
+      for plan in (plans.scatter_plan(form, n, 4096, rows, dtype, 132) for n, rows in ((1, 1), (1 << 20, 1),
+                                                                                       (1 << 20, 999)))},
     *(("scatter_sorted.cu", ("scatter_sorted", "scatter_pieces"), plans.scatter_defines(dtype), 80)
       for dtype in plans.ELEMENTS),
     ("router_reduce.cu", ("router_reduce",), ("INLINE_PTX=0",), 80),

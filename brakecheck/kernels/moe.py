@@ -208,7 +208,7 @@ def _router_reduce_cuda(probability: Tensor, deterministic: bool) -> Tensor:
     shared = 1 << max(10, (4 * experts - 1).bit_length())  # in powers of two: one kernel for many shapes
     kernel = jit.kernel("router_reduce.cu", "router_reduce", probability.device.index, (plans.REDUCE_THREADS, 1),
                         shared, 1, ("INLINE_PTX=0",))
-    kernel((plans.reduce_grid(tokens), 1), [_dense(probability), load, tokens, experts], _stream(probability))
+    kernel(plans.reduce_grid(tokens, experts), [_dense(probability), load, tokens, experts], _stream(probability))
     return load
 
 
@@ -284,7 +284,7 @@ def _scatter(form: str, out: Tensor, index: Tensor, rows: Tensor, run: int = 0) 
     rows, index = _dense(rows), index.int().contiguous()
     if form != "sorted":
         sms = torch.cuda.get_device_properties(device).multi_processor_count
-        plan = plans.scatter_plan(form, n, width, dtype, sms, run)
+        plan = plans.scatter_plan(form, n, width, out.shape[0], dtype, sms, run)
         kernel = jit.kernel(plan.source, plan.entry, device, (plan.threads, 1), plan.shared, 1, plan.defines)
         kernel(plan.grid, [rows, index, out, n, width, out.shape[0], plan.last], _stream(rows))
         return

@@ -85,7 +85,7 @@ def _launches(case: Case, grad: Any, token: Any, out: Any) -> List[Launch]:
 
 def _adding(form: str) -> Any:
     def launches(case: Case, grad: Any, token: Any, out: Any) -> List[Launch]:
-        plan = scatter_plan(form, case["tokens"], case["width"], "float32", SMS, RUN)
+        plan = scatter_plan(form, case["tokens"], case["width"], case["rows"], "float32", SMS, RUN)
         arguments = [grad, token, out, i32(case["tokens"]), i32(case["width"]), i32(case["rows"]), i32(plan.last)]
         return [Launch((*plan.grid, 1), (plan.threads, 1, 1), arguments, dynamic_shared=plan.shared)]
 
@@ -99,7 +99,7 @@ def _whole_vectors(case: Case) -> bool:
 op.cuda(CudaKernel("atomic", "embedding_grad.cu", "embedding_grad", THREADS, _outputs, _launches, zeroed=("out",),
                    deterministic=False))
 for _form in ("aggregated", "vector", "runs", "bulk", "bulk-aggregated"):
-    _plan = scatter_plan(_form, 1, SCATTER_PART // 4, "float32", SMS, RUN)
+    _plan = scatter_plan(_form, 1, SCATTER_PART // 4, 1, "float32", SMS, RUN)
     op.cuda(CudaKernel(_form, _plan.source, _plan.entry, _plan.threads, _outputs, _adding(_form),
                        dynamic_shared=_plan.shared, min_arch=90 if _form.startswith("bulk") else 80, zeroed=("out",),
                        deterministic=False, defines=_plan.defines, supports=_whole_vectors))

@@ -37,9 +37,10 @@ def _cases(dtype: str) -> List[Case]:
         return [Case.of(m=35, n=48, k=64, b="t"), *found, Case.of(m=square, n=square, k=square, b="t")]
     strided = Case.of(m=35, n=24, k=56, b="n", pad=8)
     found = [strided, *found, Case.of(m=square, n=square, k=square, b="n"),
-             Case.of(m=40, n=24, k=56, a="t", b="n", pad=8), Case.of(m=64, n=48, k=72, a="t", b="t"),
-             Case.of(m=4096, n=4096, k=8192, a="t", b="n")]
-    return found if dtype == "int8" else [*found, Case.of(m=512, n=4096, k=1024, b="n", batch=1)]
+             Case.of(m=40, n=24, k=56, a="t", b="n", pad=8), Case.of(m=4096, n=4096, k=8192, a="t", b="n")]
+    if dtype == "int8":  # cuBLASLt 13.0 refuses some small products with both transposed, such as 64 x 48 x 64
+        return found
+    return [*found, Case.of(m=64, n=48, k=72, a="t", b="t"), Case.of(m=512, n=4096, k=1024, b="n", batch=1)]
 
 
 def _draw(make: Make, dtype: str, batch: int, rows: int, columns: int, pad: int) -> Any:

@@ -59,8 +59,8 @@ def _outputs(case: Case, probability: Any) -> Dict[str, Any]:
 
 def _launches(case: Case, probability: Any, load: Any) -> List[Launch]:
     arguments = [probability, load, i32(case["tokens"]), i32(case["experts"])]
-    return [Launch((reduce_grid(case["tokens"]), 1, 1), (REDUCE_THREADS, 1, 1), arguments,
-                   dynamic_shared=4 * case["experts"])]
+    grid = (*reduce_grid(case["tokens"], case["experts"]), 1)
+    return [Launch(grid, (REDUCE_THREADS, 1, 1), arguments, dynamic_shared=4 * case["experts"])]
 
 
 for _name, _define in (("compiler", "INLINE_PTX=0"), ("inline-ptx", "INLINE_PTX=1")):

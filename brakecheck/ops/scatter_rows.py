@@ -100,7 +100,7 @@ def _outputs(case: Case, grad: Any, **_: Any) -> Dict[str, Any]:
 
 def _adding(form: str, run: int = 0) -> Any:
     def launches(case: Case, grad: Any, index: Any, key: Any, order: Any, out: Any) -> List[Launch]:
-        plan = scatter_plan(form, case["n"], case["width"], "bfloat16", SMS, run)
+        plan = scatter_plan(form, case["n"], case["width"], case["rows"], "bfloat16", SMS, run)
         arguments = [grad, index, out, i32(case["n"]), i32(case["width"]), i32(case["rows"]), i32(plan.last)]
         return [Launch((*plan.grid, 1), (plan.threads, 1, 1), arguments, dynamic_shared=plan.shared)]
 
@@ -125,7 +125,7 @@ def _sorted(case: Case, grad: Any, index: Any, key: Any, order: Any, out: Any, p
 for _name, _form, _run in (("plain", "plain", 1), ("vector", "vector", 1), ("aggregated", "aggregated", 32),
                            ("runs-of-32", "runs", 32), ("runs-of-64", "runs", 64), ("bulk", "bulk", 0),
                            ("bulk-aggregated", "bulk-aggregated", 0)):
-    _plan = scatter_plan(_form, 1, SCATTER_PART // 2, "bfloat16", SMS, _run)
+    _plan = scatter_plan(_form, 1, SCATTER_PART // 2, 1, "bfloat16", SMS, _run)
     op.cuda(CudaKernel(_name, _plan.source, _plan.entry, _plan.threads, _outputs, _adding(_form, _run),
                        dynamic_shared=_plan.shared, min_arch=90 if _form.startswith("bulk") else 80, zeroed=("out",),
                        deterministic=False, defines=_plan.defines))
