@@ -196,6 +196,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write the rows here")
     parser.add_argument("--only", choices=CASES)
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--rounds", type=int, default=11, help="replays that a median is of, by default 11")
     parser.add_argument("--svg", type=Path, help="also draw a plot for each operator into this folder")
     parser.add_argument("--plot", type=Path, metavar="RECORD", help="draw from this record and measure nothing")
     arguments = parser.parse_args()
@@ -220,7 +221,7 @@ def work(record: Record, arguments: argparse.Namespace) -> int:
         if arguments.only in (None, name):
             with record.phase(name):
                 for row in measure(cases(Make("cuda", 20261201), not arguments.no_compile,
-                                         lambda *case: case not in have), ceiling):
+                                         lambda *case: case not in have), ceiling, arguments.rounds):
                     if (row["operator"], row["case"].split(" (")[0]) not in have:
                         record.add(row)
     print("\n".join(forms(record.rows)))
@@ -229,10 +230,10 @@ def work(record: Record, arguments: argparse.Namespace) -> int:
     return int(any(not row["ok"] for row in record.rows))
 
 
-def measure(cases: Iterator[CaseOf], ceiling: float) -> Iterator[Row]:
+def measure(cases: Iterator[CaseOf], ceiling: float, rounds: int) -> Iterator[Row]:
     gpu = nvml.open_gpu(None, 0)
     for operator, case, moved, candidates, error, allowed in cases:
-        times = medians(candidates)
+        times = medians(candidates, rounds=rounds)
         peers = {n: t for n, t in times.items() if not n.startswith("ours")}
         best = min(peers, key=peers.__getitem__)
         rate = moved / times["ours"] / 1e3
