@@ -87,8 +87,8 @@ def route(logits: Any, k: int, scoring: str, bias: Any, renormalise: bool, scale
 
 def reduce_grid(tokens: int, experts: int) -> Tuple[int, int]:
     """Blocks of router_reduce. A warp takes 32 tokens, a block 256, and more than 1024 blocks are a loop; where that
-    leaves SMs without one, groups of 32 experts go to blocks of their own: up to 256 blocks, best of 1 to 8 groups on an
-    H200."""
+    leaves SMs without one, groups of 32 experts go to blocks of their own: up to 256 blocks, the best of 1 to 8 groups
+    on an H200."""
     across = min(blocks(tokens, REDUCE_THREADS), 1024)
     return across, min(blocks(experts, 32), max(1, 256 // across))
 
