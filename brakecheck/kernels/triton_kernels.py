@@ -1,15 +1,16 @@
 """Kernels in Triton: softmax, LayerNorm, RMSNorm, matrix product, elementwise chain, attention forward.
 
-They measure Triton itself, so each is written as the field writes it, and has one configuration, chosen by size: what an
-autotuner picks may change from process to process. They run from sm_80 on, in what shared memory an sm_89 has (99 KiB a
-block), and in the interpreter. Triton 3.2 on; the reader of the catalogue need not have it, so only implementations
-import this file (through ops/in_triton.py).
+They measure Triton itself, so each is written as the field writes it, and has one configuration, chosen by size: what
+an autotuner picks may change from process to process. They run from sm_80 on, in what shared memory an sm_89 has (99
+KiB a block), and in the interpreter. Triton 3.2 on; the reader of the catalogue need not have it, so only
+implementations import this file (through ops/in_triton.py).
 
 Every operator is a Plan, made from tensors and not yet launched: a test compiles the same plans without a GPU.
 """
 
 from __future__ import annotations
 
+# mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False
 from dataclasses import dataclass
 from typing import Any, Dict, Tuple
 
@@ -184,7 +185,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> Plan:
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     batches = a.shape[:-2]  # none or one
     c = torch.empty((*batches, m, n), dtype=a.dtype, device=a.device)
-    if m <= 128:  # few rows: narrow tiles, for more blocks than multiprocessors, and deep ones, since b is what it reads
+    if m <= 128:  # narrow tiles, so that there are blocks for all multiprocessors; deep ones, as reading b is the work
         block_m, block_n, block_k, stages = min(max(16, triton.next_power_of_2(m)), 64), 32, 128, 4
     else:
         block_m, block_n, block_k, stages = 128, 128, 64, 3
