@@ -185,10 +185,13 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> Plan:
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     batches = a.shape[:-2]  # none or one
     c = torch.empty((*batches, m, n), dtype=a.dtype, device=a.device)
+    together = all(s == 1 or s % 8 == 0 for s in (*a.stride(), *b.stride()))
     if m <= 128:  # narrow tiles, so that there are blocks for all multiprocessors; deep ones, as reading b is the work
         block_m, block_n, block_k, stages = min(max(16, triton.next_power_of_2(m)), 64), 32, 128, 4
-    else:
+    elif together:
         block_m, block_n, block_k, stages = 128, 128, 64, 3
+    else:  # an element a load, each with its address: large tiles would spill them
+        block_m, block_n, block_k, stages = 64, 64, 32, 3
     strides = [s for t in (a, b, c) for s in (t.stride() if batches else (0, *t.stride()))]
     grid = (triton.cdiv(m, block_m) * triton.cdiv(n, block_n), batches[0] if batches else 1)
     return Plan(matmul_kernel, grid, (a, b, c, m, n, k, *strides),
