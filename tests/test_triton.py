@@ -1,15 +1,19 @@
 """The Triton kernels: in the interpreter against float64, compiled without a GPU, and where there is no Triton."""
 
+import importlib
 import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from brakecheck.bench.process import WorkerProcess
 from brakecheck.evidence.cubin import read_cubin
+from brakecheck.evidence.diff import diff
+from brakecheck.evidence.recognise import open_evidence
 from brakecheck.ops import Case, catalogue, in_triton
 from brakecheck.ops.base import Missing
 from brakecheck.ops.load import load
@@ -51,12 +55,14 @@ sys.path.insert(0, sys.argv[1])
 from brakecheck.ops.load import load
 from brakecheck.ops.make import Make
 from brakecheck.worker import numerics
+from brakecheck.worker.device import Device
+from brakecheck.worker.layouts import layouts_for
 operators = load([sys.argv[2]])
 for name, wanted in json.loads(sys.argv[3]):
     op = operators[name]
     case = next(c for c in op.cases if c.name == wanted)
     inputs = op.make_inputs(case, Make("cpu", 3))
-    for layout in (None, *op.layouts.values()):
+    for layout in (None, *layouts_for(Device("cpu"), op, inputs).values()):
         given = layout(case, **inputs) if layout else inputs
         found = numerics.check(op, case, given, op.implementations["triton"](case, **given))
         print(json.dumps([name, wanted, found]))
@@ -92,81 +98,45 @@ def test_a_worker_runs_it_in_the_interpreter_or_says_why_not(name, state):
 
 
 # ---- compiled without a GPU ----
-ELEMENTS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
-
-
-def plans(kernels):
-    def empty(*shape, dtype=torch.bfloat16):
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    row, qkv = empty(8192), [empty(16, 2048, dim) for dim in (64, 128)]
-    return {
-        "softmax": kernels.softmax(empty(4096, 8192, dtype=torch.float32)),
-        "softmax-long": kernels.softmax(empty(512, 131072, dtype=torch.float32)),
-        "layernorm": kernels.layer_norm(empty(4096, 8192), row, row, 1e-5),
-        "rmsnorm": kernels.rms_norm(empty(4096, 8192), row, 1e-5),
-        "elementwise": kernels.elementwise_chain(row, row, row),
-        "matmul-1": kernels.matmul(empty(1, 4096), empty(4096, 4096).T),
-        "matmul-64": kernels.matmul(empty(64, 4096), empty(4096, 4096)),
-        "matmul-4096": kernels.matmul(empty(4096, 4096), empty(4096, 4096).T),
-        "matmul-odd": kernels.matmul(empty(131, 77), empty(66, 77).T),
-        "attention-64": kernels.attention(qkv[0], qkv[0], qkv[0], False),
-        "attention-128-causal": kernels.attention(qkv[1], qkv[1], qkv[1], True),
-    }
-
-
-def compiled(plan, arch):
-    """What a launch of the plan would compile, for sm_<arch>."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    signature, constants, attributes = {}, dict(plan.constants), {}
-    for i, (name, value) in enumerate(zip(plan.kernel.arg_names, plan.arguments)):
-        tensor = isinstance(value, torch.Tensor)
-        if not tensor and value == 1:
-            constants[name] = 1
-        else:
-            signature[name] = ELEMENTS[value.dtype] if tensor else "i32" if isinstance(value, int) else "fp32"
-        if tensor or value % 16 == 0:
-            attributes[(i,)] = [["tt.divisibility", 16]]
-    signature = {name: signature.get(name, "constexpr") for name in plan.kernel.arg_names}
-    source = ASTSource(plan.kernel, signature, constexprs=constants, attrs=attributes)
-    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=plan.options)
-
-
-NAMES = ["softmax", "softmax-long", "layernorm", "rmsnorm", "elementwise", "matmul-1", "matmul-64", "matmul-4096",
-         "matmul-odd", "attention-64", "attention-128-causal"]
+@pytest.fixture
+def cubins(monkeypatch, tmp_path):
+    pytest.importorskip("triton")
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    return importlib.import_module("triton_cubins")
 
 
 @pytest.mark.parametrize("arch", [80, 90])
-@pytest.mark.parametrize("name", NAMES)
-def test_compiles_and_fits(name, arch, tmp_path, monkeypatch):
-    pytest.importorskip("triton")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    from brakecheck.kernels import triton_kernels
-
-    plan = plans(triton_kernels)[name]
-    made = compiled(plan, arch)
-    assert made.metadata.shared <= LEAST_SHARED
-    cubin = read_cubin(made.asm["cubin"])
-    (kernel,) = cubin.kernels
-    assert (kernel.name, cubin.arch.rstrip("a")) == (plan.kernel.__name__, f"sm_{arch}")
-    assert 0 < kernel.registers <= 65536 // (32 * plan.options["num_warps"])
-    assert kernel.frame <= 64  # bytes a thread: little is spilled
-    if "matmul" in name or "attention" in name:
-        tensor_cores = "wgmma.mma_async" if arch == 90 and name != "matmul-1" else "mma.sync"
-        assert tensor_cores in made.asm["ptx"]
-        assert ("cp.async" in made.asm["ptx"]) == (name != "matmul-odd")  # odd rows are not aligned
-    else:
-        assert ".v4." in made.asm["ptx"]  # 16 bytes a load
+def test_every_configuration_compiles_and_fits(cubins, arch):
+    for name, plan in cubins.plans().items():
+        made = cubins.compiled(plan, arch)
+        assert made.metadata.shared <= LEAST_SHARED, name
+        cubin = read_cubin(made.asm["cubin"])
+        (kernel,) = cubin.kernels
+        assert (kernel.name, cubin.arch.rstrip("a")) == (plan.kernel.__name__, f"sm_{arch}")
+        assert 0 < kernel.registers <= 65536 // (32 * plan.options["num_warps"])
+        assert kernel.frame <= 64, f"{name}: {kernel.frame} bytes a thread"  # little is spilled
+        ptx = made.asm["ptx"]
+        if "matmul" in name or "attention" in name:
+            assert ("wgmma.mma_async" if arch == 90 and name != "matmul-1" else "mma.sync") in ptx
+            assert ("cp.async" in ptx) == (name != "matmul-odd")  # its rows are not aligned
+        else:
+            assert ".v4." in ptx  # 16 bytes a load
 
 
-def test_all_plans_are_compiled():
-    pytest.importorskip("triton")
-    from brakecheck.kernels import triton_kernels
-
-    assert list(plans(triton_kernels)) == NAMES
+def test_cubins_of_two_tritons_are_lined_up_by_file(cubins, tmp_path, monkeypatch, capsys):
+    norms = {name: plan for name, plan in cubins.plans().items() if "norm" in name}
+    for side, warps in (("old", 4), ("new", 16)):
+        made = {name: replace(plan, options={"num_warps": warps}) for name, plan in norms.items()}
+        monkeypatch.setattr(cubins, "plans", lambda made=made: made)
+        monkeypatch.setattr(sys, "argv", ["x", str(tmp_path / side), "--arch", "80,90"])
+        cubins.main()
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == 2 * [
+        [name, arch] for name in norms for arch in ("sm80", "sm90")]
+    found = diff(open_evidence(tmp_path / "old"), open_evidence(tmp_path / "new"), 0.03)
+    assert {row.place: row.text.split(":")[0] for row in found.rows} == {
+        f"{name}-{arch}": f"{name}_kernel" for name in norms for arch in ("sm80", "sm90")}
+    assert all("registers" in row.changes[0].text for row in found.rows)
 
 
 # ---- where it cannot run ----

@@ -40,6 +40,11 @@ class Plan:
         return self.outputs
 
 
+def _together(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy of it, whose last dimension lies together: what kernels of rows are written for."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
 def _warps(elements: int) -> int:
     """16 elements a thread, in powers of two from one warp to 32."""
     return min(32, max(1, elements // 512))
@@ -76,7 +81,8 @@ def softmax_kernel(x_ptr, out_ptr, columns, x_stride, out_stride, BLOCK: tl.cons
 
 
 def softmax(x: torch.Tensor) -> Plan:
-    """out: softmax of each row of x (rows, columns; columns together), in float32, rounded to the type of x once."""
+    """out: softmax of each row of x (rows, columns), in float32, rounded to the type of x once."""
+    x = _together(x)
     rows, columns = x.shape
     out = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
     whole = columns <= SOFTMAX_BLOCK
@@ -112,6 +118,7 @@ def rmsnorm_kernel(x_ptr, weight_ptr, out_ptr, columns, x_stride, out_stride, ep
 
 
 def _norm(kernel: Any, x: torch.Tensor, parameters: Tuple[torch.Tensor, ...], epsilon: float) -> Plan:
+    x, parameters = _together(x), tuple(map(_together, parameters))
     rows, columns = x.shape
     out = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
     block = triton.next_power_of_2(columns)
@@ -120,12 +127,12 @@ def _norm(kernel: Any, x: torch.Tensor, parameters: Tuple[torch.Tensor, ...], ep
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> Plan:
-    """out: LayerNorm of each row of x (rows, columns; columns together, WIDEST_ROW of them at most), in float32."""
+    """out: LayerNorm of each row of x (rows, columns; WIDEST_ROW of them at most), in float32."""
     return _norm(layernorm_kernel, x, (weight, bias), epsilon)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> Plan:
-    """out: RMSNorm of each row of x (rows, columns; columns together, WIDEST_ROW of them at most), in float32."""
+    """out: RMSNorm of each row of x (rows, columns; WIDEST_ROW of them at most), in float32."""
     return _norm(rmsnorm_kernel, x, (weight,), epsilon)
 
 
@@ -144,7 +151,8 @@ def elementwise_chain_kernel(gate_ptr, up_ptr, residual_ptr, out_ptr, n, BLOCK: 
 
 
 def elementwise_chain(gate: torch.Tensor, up: torch.Tensor, residual: torch.Tensor) -> Plan:
-    """out: residual + silu(gate) up, of contiguous tensors, in float32, rounded once."""
+    """out: residual + silu(gate) up, in float32, rounded once."""
+    gate, up, residual = gate.contiguous(), up.contiguous(), residual.contiguous()
     out, block = torch.empty_like(gate), 1024
     return Plan(elementwise_chain_kernel, (triton.cdiv(gate.numel(), block),),
                 (gate, up, residual, out, gate.numel()), {"BLOCK": block}, {"num_warps": 4}, {"out": out})
@@ -187,16 +195,17 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> Plan:
     c = torch.empty((*batches, m, n), dtype=a.dtype, device=a.device)
     together = all(s == 1 or s % 8 == 0 for s in (*a.stride(), *b.stride()))
     if m <= 128:  # narrow tiles, so that there are blocks for all multiprocessors; deep ones, as reading b is the work
-        block_m, block_n, block_k, stages = min(max(16, triton.next_power_of_2(m)), 64), 32, 128, 4
+        block_m, block_n, block_k, warps = min(max(16, triton.next_power_of_2(m)), 64), 32, 128, 4
     elif together:
-        block_m, block_n, block_k, stages = 128, 128, 64, 3
+        block_m, block_n, block_k, warps = 128, 128, 64, 8
     else:  # an element a load, each with its address: large tiles would spill them
-        block_m, block_n, block_k, stages = 64, 64, 32, 3
+        block_m, block_n, block_k, warps = 64, 64, 32, 4
+    stages = min(6, 98304 // (2 * (block_m + block_n) * block_k))
     strides = [s for t in (a, b, c) for s in (t.stride() if batches else (0, *t.stride()))]
     grid = (triton.cdiv(m, block_m) * triton.cdiv(n, block_n), batches[0] if batches else 1)
     return Plan(matmul_kernel, grid, (a, b, c, m, n, k, *strides),
                 {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "GROUP": 8},
-                {"num_warps": 4, "num_stages": stages}, {"c": c})
+                {"num_warps": warps, "num_stages": stages}, {"c": c})
 
 
 # ---- attention ----
@@ -260,8 +269,9 @@ def attention_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, length, scale, q_hea
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Plan:
-    """out: softmax(q k^T / sqrt(dim)) v of 16-bit floats (heads, length, dim), dim together, a power of two from 16 to
-    128; lse: the logarithm of each row's sum of exponentials, float32 (heads, length)."""
+    """out: softmax(q k^T / sqrt(dim)) v of 16-bit floats (heads, length, dim), dim a power of two from 16
+    to 128; lse: the logarithm of each row's sum of exponentials, float32 (heads, length)."""
+    q, k, v = map(_together, (q, k, v))
     heads, length, dim = q.shape
     out = torch.empty((heads, length, dim), dtype=q.dtype, device=q.device)
     lse = torch.empty((heads, length), dtype=torch.float32, device=q.device)
@@ -269,4 +279,4 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -
     return Plan(attention_kernel, (triton.cdiv(length, 128), heads),
                 (q, k, v, out, lse, length, LOG2_E * dim**-0.5, *strides),
                 {"CAUSAL": causal, "DIM": dim, "BLOCK_M": 128, "BLOCK_N": 64},
-                {"num_warps": 4 if dim <= 64 else 8, "num_stages": 2}, {"out": out, "lse": lse})
+                {"num_warps": 4 if dim <= 64 else 8, "num_stages": 3 if dim <= 64 else 2}, {"out": out, "lse": lse})
