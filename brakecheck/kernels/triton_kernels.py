@@ -278,5 +278,5 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -
     strides = [s for t in (q, k, v, out) for s in t.stride()[:2]]
     return Plan(attention_kernel, (triton.cdiv(length, 64), heads),
                 (q, k, v, out, lse, length, LOG2_E * dim**-0.5, *strides),
-                {"CAUSAL": causal, "DIM": dim, "BLOCK_M": 64, "BLOCK_N": 64}, {"num_warps": 4, "num_stages": 2},
-                {"out": out, "lse": lse})
+                {"CAUSAL": causal, "DIM": dim, "BLOCK_M": 64, "BLOCK_N": 64},
+                {"num_warps": 4, "num_stages": 3 if dim <= 64 else 2}, {"out": out, "lse": lse})
