@@ -83,11 +83,11 @@ NORM_RESIDUAL = (Plan(32, 1, 8, blocks=6), Plan(32, 2, 8, blocks=4), Plan(32, 4,
                  Plan(128, 4, blocks=6), Plan(256, 4, blocks=3), Plan(512, 4, blocks=2), Plan(1024, 4),
                  *(Plan(512, 8, cluster=c) for c in (2, 4, 8, 16)))
 SOFTMAX_BACKWARD = (Plan(32, 1, 8, blocks=6), Plan(32, 2, 8, blocks=4), Plan(128, 1, blocks=16), Plan(512, 1, blocks=4),
-                    Plan(1024, 1, blocks=2), Plan(512, 4, 1, BULK, 2), Plan(512, 2, cluster=4, blocks=3),
+                    Plan(512, 2, blocks=3), Plan(512, 4, 1, BULK, 2), Plan(512, 2, cluster=4, blocks=3),
                     Plan(512, 4, 1, BULK, 2, 4, 1, 2), Plan(512, 4, cluster=8, blocks=2),
                     Plan(512, 4, 1, BULK, 2, 16, 1, 2), Plan(512, 8, cluster=16))
 _BACKWARD = (Plan(32, 1, 8, BULK, 2, 1, 4, 2), Plan(32, 2, 8, BULK, 2, 1, 4, 2))
-RMS_NORM_BACKWARD = (*_BACKWARD, Plan(64, 2, 2, BULK, 2, 1, 8, 4), Plan(512, 1, 1, BULK, 3, 1, 4, 2),
+RMS_NORM_BACKWARD = (*_BACKWARD, Plan(64, 2, 2, BULK, 2, blocks=4), Plan(256, 2, 2, BULK, 3, finish=16),
                      Plan(512, 2, 1, BULK, 3, 1, 4), Plan(512, 4, 1, BULK, 2, 1, 2, finish=16),
                      Plan(512, 2, 1, BULK, 3, 4, 2, finish=16), Plan(512, 4, 1, BULK, 2, 4, 2, finish=16),
                      Plan(1024, 2, 1, BULK, 2, 8, finish=16), Plan(256, 8, 1, BULK, 2, 16, finish=16))
