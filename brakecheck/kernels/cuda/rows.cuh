@@ -338,7 +338,6 @@ template <typename T, int TPR, int VPT, int R, int LOAD, int STAGES, int STREAMS
 struct Walk {
   static constexpr int kVec = Vec<T>::size;
   static constexpr int kWarps = TPR * R / 32;
-  static constexpr bool kAhead = LOAD == kDirect && STAGES > 1;  // the next row in registers
   static_assert(CLUSTER == 1 || R == 1, "a cluster works on one row");
   static_assert(TPR % 32 == 0 && R <= 15, "whole warps, and a named barrier a row");
 
@@ -391,7 +390,7 @@ struct Walk {
     const int step = gridDim.x / CLUSTER * R, first = blockIdx.x / CLUSTER * R + team;
     u64* ready = full + team * STAGES;
     T* buffers = reinterpret_cast<T*>(raw) + size_t(team) * STAGES * STREAMS * chunk;
-    auto take = [&](int row, uint4(&into)[STREAMS][VPT]) {
+    auto take = [&](int row, uint4(&held)[STREAMS][VPT]) {
 #pragma unroll
       for (int k = 0; k < STREAMS; ++k)
 #pragma unroll
@@ -399,7 +398,7 @@ struct Walk {
           const int column = (j * TPR + lane) * kVec;
           if (column < mine) {
             const T* p = from[k] + size_t(row) * n + begin + column;
-            into[k][j] = load(p);
+            held[k][j] = load(p);
           }
         }
     };
@@ -414,7 +413,6 @@ struct Walk {
 #endif
     };
     uint4 held[STREAMS][VPT];
-    [[maybe_unused]] uint4 next[STREAMS][VPT];
 #if ROWS_BULK
     if (CLUSTER > 1 && threadIdx.x == 0) barrier_init(&arrived[0], 1), barrier_init(&arrived[1], 1);
     if (LOAD == kBulk && lane == 0)
@@ -422,9 +420,7 @@ struct Walk {
     if constexpr (CLUSTER > 1 || LOAD == kBulk) barriers_ready();
 #endif
     follow();
-    if constexpr (kAhead) {
-      if (first < rows) take(first, next);
-    } else if constexpr (LOAD == kDirect) {
+    if constexpr (LOAD != kBulk) {
       if (first < rows) take(first, held);
     }
 #if ROWS_BULK
@@ -449,13 +445,7 @@ struct Walk {
           }
       }
 #endif
-      if constexpr (kAhead) {
-#pragma unroll
-        for (int k = 0; k < STREAMS; ++k)
-#pragma unroll
-          for (int j = 0; j < VPT; ++j) held[k][j] = next[k][j];
-        if (row + step < rows) take(row + step, next);
-      } else if constexpr (LOAD == kDirect) {
+      if constexpr (LOAD == kDirect) {
         if (it > 0) take(row, held);
       }
       const Reducer reduce{slots, box, arrived, it, rank};
