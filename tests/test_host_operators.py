@@ -57,8 +57,9 @@ def test_every_implementation_is_right_on_a_gpu(name):
                 found = judged(op, case, implementation, "cuda:0")
                 assert found["ok"], (case.name, implementation, found["why"])
             except Missing as problem:
-                left_out.append((implementation, case.get("turns"), str(problem)))
-    assert left_out in ([], [("while", 0, "a WHILE node that is entered needs a body that ends it")])
+                left_out.append((implementation, str(problem)))
+    assert set(left_out) <= {("while", "a WHILE node that is entered needs a body that ends it"),
+                             ("graph-dependent", "programmatic dependent launch starts with compute capability 9.0")}
 
 
 def test_blocks_that_are_not_ones_own_are_noticed(monkeypatch):
