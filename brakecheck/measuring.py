@@ -16,9 +16,9 @@ from typing import Any
 
 from .bench import store as stores
 from .bench.bundle import seconds_of
-from .bench.controller import ArmSpec, Controller, DeviceUnusable, Enough, Options, check
+from .bench.controller import ArmSpec, Controller, DeviceUnusable, Options, check
 from .bench.journal import Journal
-from .bench.stopping import enough_for
+from .bench.stopping import Enough, enough_for
 from .model import Arm, Comparison, Reason, Run, Stack, UsageError, Verdict, distinct
 from .stack.environment import open_environment, read_stack
 from .verdict import workload
@@ -173,8 +173,8 @@ def measure(spec: str, options: Options | None = None, *, implementation: str = 
             command: Sequence[str] = ()) -> Run:
     """Measures one stack in `visits` fresh processes a case and keeps the run."""
     options = replace(options or Options(), max_pairs=visits)
-    return _run([arm("base", spec, implementation)], options, lambda a, b: len(a) >= visits, store, resume, progress,
-                command)
+    return _run([arm("base", spec, implementation)], options, lambda cases: [len(a) >= visits for a, _ in cases], store,
+                resume, progress, command)
 
 
 def compare_measured(*specs: str, options: Options | None = None, policy: Policy | None = None,

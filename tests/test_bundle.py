@@ -128,9 +128,9 @@ def test_bundles_that_cannot_be_made(tmp_path):
 
 
 def test_the_rule_without_scipy_stops_on_width():
-    rule = enough_for(0.01)
-    assert not rule([1.0] * 3, [1.0] * 3) and rule([1.0, 1.001, 1.0, 1.0], [1.0] * 4)
-    assert not rule([1.0, 1.1, 1.0, 0.9], [1.0] * 4) and rule([1.0, 1.01, 1.0, 0.99], [2.0] * 4)
+    few, quiet = ([1.0] * 3, [1.0] * 3), ([1.0, 1.001, 1.0, 1.0], [1.0] * 4)
+    noisy, large = ([1.0, 1.1, 1.0, 0.9], [1.0] * 4), ([1.0, 1.01, 1.0, 0.99], [2.0] * 4)
+    assert enough_for(0.01)([few, quiet, noisy, large]) == [False, True, False, True]
 
 
 def test_toolchains_need_a_gpu_and_say_so(monkeypatch, capsys):

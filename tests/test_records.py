@@ -17,7 +17,7 @@ def compare(*names):
 def test_a_newer_cublas_changes_nothing_that_four_pooled_pairs_can_see():
     found = compare("2026-12-01-h200-cublas-13.1-13.5-a.json", "2026-12-01-h200-cublas-13.1-13.5-b.json")
     assert found.verdict is Verdict.WITHHELD
-    assert (found.coverage["same"], found.coverage["undecided"]) == (5, 23)
+    assert (found.coverage["same"], found.coverage["undecided"]) == (1, 27)
     measured = [d for d in found.deltas if d.ratio]
     assert len(measured) == 26 and all(d.candidate["blocks"] == 4 for d in measured)
     assert not [d for d in measured if (d.low or 1) > 1.01 or (d.high or 1) < 0.99]
@@ -26,11 +26,19 @@ def test_a_newer_cublas_changes_nothing_that_four_pooled_pairs_can_see():
     assert versions == ["13.1.0.3", "13.5.1.27"]
 
 
-def test_two_pairs_of_five_toolchains_are_too_few_for_a_verdict():
+def test_five_toolchains_are_held_back_by_a_product_that_a_newer_ptxas_made_slower():
     found = compare("2026-12-01-h200-cubins-12.4-13.5.json")
-    assert found.verdict is Verdict.WITHHELD and len(found.arms) == 5
-    wgmma = [d for d in found.deltas if d.operator == "bf16_gemm wgmma" and d.evidence == "measured"]
-    assert [d.state for d in wgmma] == [State.UNDECIDED] * 4 and all(1.0 < d.ratio < 1.03 for d in wgmma)
+    assert found.verdict is Verdict.HOLD and len(found.arms) == 5
+    assert found.headline.startswith("HOLD: cuda 13.5.0: bf16_gemm wgmma on sm_90: 1 of 1 cases slower")
+    assert set(found.environment["verdicts"].values()) == {"HOLD"}
+    states = {(d.operator, d.step[1]): d.state for d in found.deltas if d.evidence == "measured"}
+    assert [s for (name, _), s in states.items() if name == "bf16_gemm wgmma"] == [State.SLOWER] * 4
+    assert states["bf16_gemm mma", "cuda 13.0.3"] is State.FASTER
+    assert {name for (name, _), s in states.items() if s is State.SLOWER} == {"bf16_gemm wgmma", "rmsnorm rows"}
+    (product,) = [c for c in found.causes if "wgmma" in c.evidence[0]]
+    assert product.component == "ptxas" and "slower from cuda 12.4.1 to cuda 12.9.2" in product.evidence[0]
+    assert "the PTX is identical, the cubin is not" in product.evidence[0]
+    assert product.refute.startswith("brakecheck compare cuda==12.4 cuda==12.4+ptxas==12.9")
 
 
 def test_runs_of_other_arms_are_not_pooled():

@@ -1,6 +1,6 @@
 """The controller: visits of fresh worker processes in ABBA order until every case is precise enough or the budget ends.
 
-Which case needs more is not decided here (verdict/ sits above): `enough(base medians, candidate medians)` is given.
+Which case needs more is not decided here (verdict/ sits above): `enough` is given all cases' medians (stopping.py).
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from ..stack.environment import Environment, check_overlays
 from . import journal as journals
 from .journal import Journal
 from .process import WorkerLost, WorkerProcess
-from .stopping import MIN_PAIRS
+from .stopping import MIN_PAIRS, Enough
 
-Enough = Callable[[Sequence[float], Sequence[float]], bool]
 Case = tuple[str, str]
 BATCH = 40  # cases that are measured together: enough to hide the start of the next workers, few enough to be finished
 OVERDUE = 60.0  # seconds beyond the budget, or another budget if that is more, after which nothing more is begun
@@ -369,14 +368,18 @@ class Controller:
             states = failures.get((arm, case), [])
             return len(states) > 1 or any(state in AT_ONCE for state in states)
 
-        def needed(case: Case, arm: int) -> bool:
+        def paired(case: Case, arm: int) -> tuple[list[float], list[float]]:
             base, candidate = medians.get((0, case), {}), medians.get((arm, case), {})
-            pairs = sorted(set(base) & set(candidate))
-            return not (failed(0, case) or failed(arm, case)
-                        or self.enough([base[p] for p in pairs], [candidate[p] for p in pairs]))
+            both = sorted(set(base) & set(candidate))
+            return [base[p] for p in both], [candidate[p] for p in both]
+
+        def needed(arm: int) -> list[Case]:
+            seen = [case for of, case in medians if of == arm]  # the done ones too: they tell what spread is typical
+            done = {case for case, enough in zip(seen, self.enough([paired(c, arm) for c in seen])) if enough}
+            return [c for c in self.active[arm] if c not in done and not failed(0, c) and not failed(arm, c)]
 
         compared = range(1, len(self.arms)) if len(self.arms) > 1 else (0,)
-        self.active.update({arm: [c for c in self.active[arm] if needed(c, arm)] for arm in compared})
+        self.active.update({arm: needed(arm) for arm in compared})
         wanted = {case for arm in compared for case in self.active[arm]}
         self.active[0] = [case for case in self.active[0] if case in wanted]
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..model import Change, Delta, Measurement, State
@@ -48,6 +48,8 @@ def measured_deltas(base: Iterable[Measurement], candidate: Iterable[Measurement
     a, b = {m.name: m for m in base}, {m.name: m for m in candidate}
     sides = [_sides(a.get(name), b.get(name), refused) for name in dict.fromkeys([*a, *b])]
     sides = _reject_timers(sides)
+    widened = statistics.among([None if s.settled else s.estimate for s in sides])
+    sides = [replace(s, estimate=e) if e else s for s, e in zip(sides, widened)]
     judgements = statistics.judge([s.estimate for s in sides if s.settled is None], rules.margin, rules.fdr)
     waiting = iter(judgements)
     return tuple(_delta(s, None if s.settled else next(waiting), rules, step) for s in sides)

@@ -244,7 +244,7 @@ def _speed(deltas: Sequence[Delta], rules: MeasuredRules) -> list[Finding]:
     groups: dict[tuple[str, str], list[Delta]] = defaultdict(list)
     for d in deltas:
         groups[(d.operator, d.arch)].append(d)
-    for (operator, arch), group in groups.items():
+    for (operator, arch), group in sorted(groups.items(), key=lambda g: -_loss(g[1])):
         moved = moved_optima(group, rules)
         for found in moved:
             out.append((Verdict.HOLD, Reason("optimum-moved", f"{named(operator, '', arch)}: {found.text}",
@@ -262,6 +262,11 @@ def _speed(deltas: Sequence[Delta], rules: MeasuredRules) -> list[Finding]:
                 if change.what == "first_call_ms":
                     out.append((Verdict.HOLD, Reason("compile-time", f"{_name(d)}: {change.text}", _scope(d))))
     return out
+
+
+def _loss(group: Sequence[Delta]) -> float:
+    """Largest ratio of the slower cases; 0 without any."""
+    return max((d.ratio or 0.0 for d in group if d.state is State.SLOWER), default=0.0)
 
 
 def _slow(operator: str, arch: str, slow: list[Delta], group: list[Delta], rules: MeasuredRules) -> Finding:

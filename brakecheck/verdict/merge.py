@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..model import Comparison, Delta, Run, State, Verdict
-from .causes import causes
+from ..model import Cause, Comparison, Delta, Run, State, Verdict
+from .causes import causes, refutation
 from .decide import decide, of_several
 from .policy import Policy
 from .several import compare_several
@@ -30,7 +30,9 @@ def with_static(measured: Comparison, static: dict[str, Any], policy: Policy) ->
     several = len(measured.arms) > 2  # then the arms have the toolchains' names, and a step belongs to one pair of them
     told = tuple(_told(d, [s for s in deltas if (s.source, s.case) in timed.get(d.operator, ())
                            and (not several or s.step == d.step)]) for d in measured.deltas)
-    if not measured.causes and not several:  # which part of the toolchain, for what moved or became wrong or right
+    if several:
+        measured = replace(measured, causes=(*measured.causes, *_steps(measured, told, deltas, timed)))
+    elif not measured.causes:  # which part of the toolchain, for what moved or became wrong or right
         moved = [replace(d, case=f"{d.operator} {d.case}") for d in told if d.state is not State.UNDECIDED]
         found = causes(moved, measured.arms[0], measured.arms[-1])
         measured = replace(measured, causes=tuple(c for c in found if c.component != "unattributed"))
@@ -58,6 +60,35 @@ def _of_code(arm: str, rest: Sequence[Delta], measured: Comparison, policy: Poli
     """Of one of several candidates, on the kernels that were not timed."""
     own = [d for d in rest if arm in (d.step[1], *d.since)]
     return decide(own, measured.arms[0], measured.arms[-1], policy).verdict if own else Verdict.GO
+
+
+def _steps(measured: Comparison, told: Sequence[Delta], static: Sequence[Delta],
+           timed: dict[str, set[tuple[str, str]]]) -> tuple[Cause, ...]:
+    """Which part of the toolchain changed the machine code between the last release that was as fast as the base (or
+    the base itself) and the first that is slower, for each case that got slower. The arms are releases in order."""
+    arms = {arm.name: arm for arm in measured.arms}
+    names = list(arms)
+    slower: dict[tuple[str, str, str], list[Delta]] = {}
+    for d in told:
+        slower.setdefault((d.operator, d.case, d.arch), []).append(d)
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for (operator, case, arch), ones in slower.items():
+        states = {d.step[1]: d.state for d in ones}
+        bad = next((n for n in names if states.get(n) is State.SLOWER), None)
+        if bad is None:
+            continue
+        before = names[1:names.index(bad)]
+        good = next((n for n in reversed(before) if states.get(n) is State.SAME), names[0])
+        within = names[names.index(good) + 1:names.index(bad) + 1]
+        on_the_way = [s for n in within for s in static
+                      if s.step[1] == n and (s.source, s.case) in timed.get(operator, ()) and s.component]
+        parts = dict.fromkeys(p for s in on_the_way for p in (s.component or "").split("+"))
+        if parts:
+            how = "; ".join(dict.fromkeys(f"{s.step[1]}: {s.attribution}" for s in on_the_way))
+            found.setdefault(("+".join(sorted(parts)), good, bad), []).append(f"{operator} {case} ({arch}), {how}")
+    return tuple(Cause(component, tuple(f"slower from {good} to {bad}: {line}" for line in lines),
+                       refutation(component, arms[good], arms[bad]), len(lines) / sum(map(len, found.values())))
+                 for (component, good, bad), lines in found.items())
 
 
 def _told(delta: Delta, static: list[Delta]) -> Delta:

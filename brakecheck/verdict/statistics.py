@@ -7,21 +7,22 @@ Why Student's t on these, with one pair trimmed at each end from ten pairs on (Y
 the median of a block and the logarithm leave something close to normal; t is exact there from three pairs, where the
 Wilcoxon test cannot reach 95 % with fewer than six pairs at all and the bootstrap covers too little below about ten.
 What t cannot do is shrug off a visit that was disturbed: such a pair makes the interval wide (never wrong), the case
-goes on, and from ten pairs on the trimmed mean ignores it. One method, fixed in advance: choosing between two after
-seeing the data would cost the error rate that it promises.
+goes on, and from ten pairs on the trimmed mean ignores it. Nor can it see that few pairs agree by luck: the spread of
+the other cases tells (`among`; bench/stopping.py has the reasons and the arithmetic). One method, fixed in advance:
+choosing between two after seeing the data would cost the error rate that it promises.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 from scipy import stats
 
-from ..bench.stopping import MIN_PAIRS, TRIM
+from ..bench.stopping import MIN_PAIRS, at_least, trimmed, typical_of
 from ..model import State
 
 CONFIDENCE = 0.95
@@ -94,14 +95,8 @@ def paired_logs(base: Sequence[float], candidate: Sequence[float]) -> np.ndarray
 
 def _trimmed(logs: np.ndarray) -> tuple[float, float, int]:
     """Trimmed mean, its standard error and degrees of freedom (Yuen 1974)."""
-    n = len(logs)
-    cut = int(TRIM * n)
-    kept = n - 2 * cut
-    ordered = np.sort(logs)
-    centre = float(ordered[cut:n - cut].mean())
-    winsorised = np.clip(ordered, ordered[cut], ordered[n - 1 - cut])
-    squares = float(((winsorised - winsorised.mean()) ** 2).sum())
-    return centre, math.sqrt(squares / (kept * (kept - 1))), kept - 1
+    centre, variance, degrees = trimmed(logs.tolist())
+    return centre, math.sqrt(variance / len(logs)), degrees
 
 
 def paired(base: Sequence[float], candidate: Sequence[float], confidence: float = CONFIDENCE) -> Estimate | None:
@@ -129,6 +124,20 @@ def unpaired(base: Sequence[float], candidate: Sequence[float], confidence: floa
 def adjust(p_values: Sequence[float]) -> list[float]:
     """Benjamini-Hochberg (1995) adjusted p values, in the order given."""
     return [float(p) for p in stats.false_discovery_control(p_values)] if len(p_values) else []
+
+
+def among(estimates: Sequence[Estimate | None]) -> list[Estimate | None]:
+    """The estimates of all cases of a comparison, those widened that spread less than is typical of the others. What
+    was taken in pairs is looked at apart from what was not."""
+    typical = {kind: typical_of([(e.error**2 * e.count, e.degrees) for e in estimates if e and e.paired == kind])
+               for kind in (True, False)}
+
+    def widened(e: Estimate) -> Estimate:
+        variance = e.error**2 * e.count
+        counted = at_least(variance, e.degrees, typical[e.paired])
+        return replace(e, error=math.sqrt(counted / e.count)) if counted > variance else e
+
+    return [e and widened(e) for e in estimates]
 
 
 def judge(estimates: Sequence[Estimate | None], margin: float, fdr: float = 0.05) -> list[Judgement]:
