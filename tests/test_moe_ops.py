@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 
@@ -391,8 +390,7 @@ KERNELS = [
     *(("scatter_rows.cu", ("scatter_rows",), (f"RUN={run}",), 80) for run in (32, 64)),
     ("scatter_sorted.cu", ("scatter_sorted", "scatter_pieces"), (), 80),
     ("accumulate_private.cu", ("accumulate_private",), (), 80),
-    (str(Path(__file__).resolve().parent.parent / "benchmarks" / "micro.cu"),
-     ("small", "small_dependent", "read_chunks"), (), 80),
+    ("micro/chain.cu", ("small", "small_dependent"), (), 80), ("micro/chunk_sums.cu", ("chunk_sums",), (), 80),
 ]
 
 
