@@ -21,8 +21,10 @@ from shares import svg  # noqa: E402
 from timing import copies_for, medians  # noqa: E402
 
 from brakecheck import ops  # noqa: E402
+from brakecheck.kernels import jit, moe  # noqa: E402
 from brakecheck.kernels import moe_plans as plans  # noqa: E402
 from brakecheck.ops.make import Make  # noqa: E402
+from brakecheck.ops.scatter_rows import draw_index  # noqa: E402
 from brakecheck.worker import nvml  # noqa: E402
 
 Row = Dict[str, Any]
@@ -83,6 +85,29 @@ def router_peers(x: List[Any], k: int) -> Dict[str, List[Callable[[], Any]]]:
     return {"quack": repeat(lambda i: topk_fwd(x[i], k, True), len(x))}
 
 
+def reduce_cases(make: Make, compiled: bool, missing: Missing) -> Iterator[CaseOf]:
+    """Sums of router probabilities: ours, which is what the compiler writes, the same with inline PTX, and torch's."""
+    for tokens, experts in [(512, 256), (8192, 256), (16384, 64), (65536, 64), (65536, 256)]:
+        name = f"{tokens} x {experts} float32"
+        if not missing("router_reduce", name):
+            continue
+        size = 4.0 * tokens * experts
+        x = [make.normal(tokens, experts).softmax(1) for _ in range(copies_for(size))]
+        inline = jit.kernel("router_reduce.cu", "router_reduce", torch.cuda.current_device(), (plans.REDUCE_THREADS, 1),
+                            4 * experts, 1, ("INLINE_PTX=1",))
+
+        def by_hand(p: Any, kernel: jit.Kernel = inline) -> Any:
+            load = p.new_zeros(p.shape[1])
+            kernel(plans.reduce_grid(*p.shape), [p, load, *p.shape], torch.cuda.current_stream().cuda_stream)
+            return load
+
+        calls = {"ours": ops.router_reduce, "ours inline PTX": by_hand, "torch": lambda p: p.sum(0)}
+        error = max(relative(call(x[0]), x[0].double().sum(0)) for call in calls.values())
+        yield "router_reduce", name, size, {
+            of: repeat(lambda i, x=x, call=call: call(x[i]), len(x)) for of, call in calls.items()
+        }, error, 1e-5
+
+
 def permute_cases(make: Make, compiled: bool, missing: Missing) -> Iterator[CaseOf]:
     for tokens, width, k in [(1, 7168, 8), (512, 7168, 8), (4096, 7168, 8), (8192, 4096, 2)]:
         name = f"{tokens} x {k} x {width} bfloat16"
@@ -118,35 +143,46 @@ def permute_cases(make: Make, compiled: bool, missing: Missing) -> Iterator[Case
 
 
 def scatter_cases(make: Make, compiled: bool, missing: Missing) -> Iterator[CaseOf]:
-    for n, rows, width in [(16384, 50257, 1024), (65536, 50257, 1024), (500000, 100000, 128)]:
-        for kind in ("uniform", "zipf", "one"):
-            name = f"{n} -> {rows} x {width} {kind}"
-            if not missing("add_rows", name):
-                continue
-            index = make.zipf(n, rows=rows, dtype="int32") if kind == "zipf" else make.integers(n, low=0, high=rows)
-            if kind == "one":
-                index = index.where(make.uniform(n) >= 0.95, index.new_full((), rows // 2))
-            copies = 4
-            g = [make.normal(n, width, dtype="bfloat16") for _ in range(copies)]
-            out = torch.zeros(rows, width, dtype=torch.bfloat16, device="cuda")
-            reference = torch.zeros(rows, width, dtype=torch.float64, device="cuda").index_add_(0, index, g[0].double())
-            theirs = relative(torch.zeros_like(out).index_add_(0, index, g[0]), reference)
-            error = relative(ops.embedding_gradient(g[0], index, rows), reference)
-            exact = relative(ops.embedding_gradient(g[0], index, rows, True), reference)
-            del reference
-            touched = 4.0 * min(n, int(index.unique().numel())) * width
-            name += f" (errors: ours {error:.0e}, sorted {exact:.0e}, torch {theirs:.0e})"
-            wide = index.long()
-            yield "add_rows", name, 2.0 * n * width + touched, {
-                "ours": repeat(lambda i, g=g, o=out, j=index: ops.add_rows(o, j, g[i]), copies),
-                "ours sorted": repeat(lambda i, g=g, o=out, j=index: ops.add_rows(o, j, g[i], True), copies),
-                "torch": repeat(lambda i, g=g, o=out, j=index: o.index_add_(0, j, g[i]), copies),
-                "torch embedding": repeat(lambda i, g=g, j=wide, r=rows: torch.ops.aten.embedding_dense_backward(
-                    g[i], j, r, -1, False), copies),
-            }, min(error, exact) if exact < 2.0**-7 and error <= 1.2 * theirs else float("inf"), 1.0
+    """Rows added by index in every form that there is (kernels/moe_plans.py), into many rows and into few."""
+    shapes = [(16384, 50257, 1024), (65536, 50257, 1024), (500000, 100000, 128), (65536, 64, 1024)]
+    for dtype in ("bfloat16", "float32"):
+        for n, rows, width in shapes:
+            for kind in ("uniform", "zipf", "one"):
+                name = f"{n} -> {rows} x {width} {kind}" + (" float32" if dtype == "float32" else "")
+                if missing("add_rows", name):
+                    yield scatter_case(make, n, rows, width, kind, dtype, name)
 
 
-CASES = {"router": router_cases, "permute": permute_cases, "scatter": scatter_cases}
+def scatter_case(make: Make, n: int, rows: int, width: int, kind: str, dtype: str, name: str) -> CaseOf:
+    index = draw_index(make, n, rows, kind)
+    g = [make.normal(n, width, dtype=dtype) for _ in range(4)]
+    out, wide = torch.zeros(rows, width, dtype=g[0].dtype, device="cuda"), index.long()
+    reference = out.double().index_add_(0, index, g[0].double())
+
+    def add(form: str) -> Callable[[Any], Any]:
+        return lambda x: moe._scatter(form, out, index, x)
+
+    forms = [f for f in plans.SCATTER_FORMS if not f.startswith("bulk") or torch.cuda.get_device_capability() >= (9, 0)]
+    calls: Dict[str, Callable[[Any], Any]] = {"ours": lambda x: ops.add_rows(out, index, x),
+                                              **{f"ours {form}": add(form) for form in forms},
+                                              "torch": lambda x: out.index_add_(0, index, x)}
+    errors = {}
+    for form, call in calls.items():
+        out.zero_()
+        call(g[0])
+        errors[form] = relative(out, reference)
+    # Each addition to bfloat16 memory rounds: the more of them, the worse, and torch has the most.
+    most = 4 * n**0.5 * 2.0**-24 + 1e-6 if dtype == "float32" else max(2.0**-7, 1.2 * errors["torch"])
+    right = max(errors.values()) <= most and (dtype == "float32" or errors["ours sorted"] < 2.0**-7)
+    name += " (errors: " + ", ".join(f"{form} {error:.0e}" for form, error in errors.items()) + ")"
+    calls["torch embedding"] = lambda x: torch.ops.aten.embedding_dense_backward(x, wide, rows, -1, False)
+    size = out.element_size()
+    moved = size * n * width + 2.0 * size * min(n, int(index.unique().numel())) * width
+    candidates = {form: repeat(lambda i, call=call: call(g[i]), len(g)) for form, call in calls.items()}
+    return "add_rows", name, moved, candidates, errors["ours"] if right else float("inf"), 1.0
+
+
+CASES = {"router": router_cases, "reduce": reduce_cases, "permute": permute_cases, "scatter": scatter_cases}
 
 
 def copy_speed() -> float:
@@ -160,6 +196,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write the rows here")
     parser.add_argument("--only", choices=CASES)
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--rounds", type=int, default=11, help="replays that a median is of, by default 11")
     parser.add_argument("--svg", type=Path, help="also draw a plot for each operator into this folder")
     parser.add_argument("--plot", type=Path, metavar="RECORD", help="draw from this record and measure nothing")
     arguments = parser.parse_args()
@@ -169,7 +206,8 @@ def main() -> int:
     if no_device():
         return NO_DEVICE
     sources = [*KERNELS.glob("moe*.py"), KERNELS / "jit.py", Path(__file__).with_name("timing.py"),
-               *(f for of in ("router", "moe_", "scatter", "warp", "tma") for f in (KERNELS / "cuda").glob(f"{of}*"))]
+               *(f for of in ("router", "moe_", "scatter", "warp", "tma", "tensorcore")
+                 for f in (KERNELS / "cuda").glob(f"{of}*"))]
     facts = {**device_facts(), "torch_compile": not arguments.no_compile}
     record = Record(arguments.json, __file__, facts, sources)
     return record.run(lambda: work(record, arguments))
@@ -183,18 +221,19 @@ def work(record: Record, arguments: argparse.Namespace) -> int:
         if arguments.only in (None, name):
             with record.phase(name):
                 for row in measure(cases(Make("cuda", 20261201), not arguments.no_compile,
-                                         lambda *case: case not in have), ceiling):
+                                         lambda *case: case not in have), ceiling, arguments.rounds):
                     if (row["operator"], row["case"].split(" (")[0]) not in have:
                         record.add(row)
+    print("\n".join(forms(record.rows)))
     if arguments.svg:
         plot(record.data, arguments.svg)
     return int(any(not row["ok"] for row in record.rows))
 
 
-def measure(cases: Iterator[CaseOf], ceiling: float) -> Iterator[Row]:
+def measure(cases: Iterator[CaseOf], ceiling: float, rounds: int) -> Iterator[Row]:
     gpu = nvml.open_gpu(None, 0)
     for operator, case, moved, candidates, error, allowed in cases:
-        times = medians(candidates)
+        times = medians(candidates, rounds=rounds)
         peers = {n: t for n, t in times.items() if not n.startswith("ours")}
         best = min(peers, key=peers.__getitem__)
         rate = moved / times["ours"] / 1e3
@@ -206,6 +245,19 @@ def measure(cases: Iterator[CaseOf], ceiling: float) -> Iterator[Row]:
               f"{row['ratio_to_best_peer']:6.2f} x {best:15} {row['sm_clock_mhz'] or '-':>5} MHz "
               f"{'ok' if row['ok'] else 'WRONG'} | {others}", flush=True)
         yield row
+
+
+def forms(rows: List[Row]) -> Iterator[str]:
+    """The forms of adding rows by index in one table: how many times faster than the best of torch each is."""
+    ways = plans.SCATTER_FORMS
+    chosen = [row for row in rows if row["operator"] == "add_rows"]
+    if chosen:
+        yield f"{'rows added by index':42} {'torch us':>9} " + " ".join(f"{way:>{max(7, len(way))}}" for way in ways)
+    for row in chosen:
+        best = min(us for name, us in row["us"].items() if not name.startswith("ours"))
+        cells = [f"{best / us:.2f} x" if (us := row["us"].get(f"ours {way}")) else "-" for way in ways]
+        yield (f"{row['case'].split(' (')[0]:42} {best:9.1f} "
+               + " ".join(f"{cell:>{max(7, len(way))}}" for way, cell in zip(ways, cells)))
 
 
 def plot(record: Row, folder: Path) -> None:

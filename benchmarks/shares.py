@@ -5,7 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import Dict, List, Optional, Sequence
 
-COLOURS = ("#0b6e4f", "#888888", "#c0392b", "#b5651d", "#6a5acd", "#2471a3")
+COLOURS = ("#0b6e4f", "#888888", "#c0392b", "#b5651d", "#6a5acd", "#2471a3", "#d4a017", "#00838f",
+           "#ad1457", "#5d4037", "#455a64")
 
 
 def svg(title: str, cases: Sequence[str], shares: Dict[str, List[Optional[float]]], marks: Sequence[float] = ()) -> str:

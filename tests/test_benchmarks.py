@@ -155,8 +155,8 @@ def test_moe_measures_what_is_missing(load, tmp_path, monkeypatch):
     monkeypatch.setattr(moe, "CASES", {"router": cases})
     monkeypatch.setattr(moe, "copy_speed", lambda: 4000.0)
     monkeypatch.setattr(moe, "Make", lambda *_: None)
-    monkeypatch.setattr(moe, "medians", lambda _: {"ours": 1.0, "torch": 2.0})
-    arguments = argparse.Namespace(only=None, no_compile=True, svg=None)
+    monkeypatch.setattr(moe, "medians", lambda _, rounds: {"ours": 1.0, "torch": 2.0})
+    arguments = argparse.Namespace(only=None, no_compile=True, svg=None, rounds=1)
 
     def run():
         record = moe.Record(tmp_path / "r.json", moe.__file__, {}, [])

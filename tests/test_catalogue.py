@@ -52,6 +52,7 @@ def test_kernels_use_what_they_are_about(units):
         assert any(c.startswith("tensor.imma") for c in mix["int8_gemm_plain"])
         assert any(c.startswith(("tma", "copy", "bulk")) for c in mix["int8_gemm_tma"])
         assert not any(c.startswith(("tma", "copy.bulk", "bulk")) for c in mix["int8_gemm_plain"])
+        assert any(c.startswith("tma") for c in mix["scatter_bulk"])
 
 
 def test_little_is_spilled(units):

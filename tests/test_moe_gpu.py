@@ -4,8 +4,11 @@ import pytest
 
 from brakecheck import ops
 from brakecheck.kernels import moe_plans as plans
+from brakecheck.ops.make import Make
+from brakecheck.ops.scatter_rows import draw_index
 
 torch = pytest.importorskip("torch")
+moe = pytest.importorskip("brakecheck.kernels.moe")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 SHAPES = [(1, 256, 8), (1, 60, 6), (1, 509, 16), (2, 8, 2), (17, 33, 4), (65, 256, 8), (777, 255, 16), (517, 509, 10),
@@ -131,3 +134,51 @@ def test_rows_added_by_index_with_gradients(n, rows, width, deterministic, index
         assert torch.equal(out, ops.embedding_gradient(values, index, rows, True))
     grad = torch.randn(rows, width, device="cuda").bfloat16()
     assert torch.equal(torch.autograd.grad(out, values, grad)[0], grad[index.long()])
+
+
+FORMS = [*plans.SCATTER_FORMS, "ours"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", plans.ELEMENTS)
+@pytest.mark.parametrize("indices", ["uniform", "zipf", "one"])
+@pytest.mark.parametrize("n, rows, width", [(1, 1, 8), (33, 3, 8), (301, 97, 72), (1000, 7, 520), (2111, 50, 4104),
+                                            (40000, 3, 136)])
+def test_every_form_of_adding_rows(form, dtype, indices, n, rows, width):
+    """To rows that are not zero before. Each addition to memory rounds once more: sqrt(additions) roundings."""
+    if form.startswith("bulk") and torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("bulk reductions are for compute capability 9.0 on")
+    make = Make("cuda", 6)
+    index, g = draw_index(make, n, rows, indices), make.normal(n, width, dtype=dtype)
+    start = make.normal(rows, width, dtype=dtype)
+    out, wanted = start.clone(), start.double().index_add_(0, index.long(), g.double())
+    ops.add_rows(out, index, g) if form == "ours" else moe._scatter(form, out, index, g)
+    most = float(torch.bincount(index.long()).max()) + 1
+    close(out, wanted, torch.finfo(g.dtype).eps * most**0.5)
+
+
+@pytest.mark.parametrize("form", [form for form in plans.SCATTER_FORMS if form != "sorted"])
+@pytest.mark.parametrize("dtype", plans.ELEMENTS)
+def test_rows_outside_the_table_are_skipped(form, dtype):
+    if form.startswith("bulk") and torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("bulk reductions are for compute capability 9.0 on")
+    make = Make("cuda", 7)
+    g, index = make.normal(100, 264, dtype=dtype), make.integers(100, low=-3, high=13)
+    around = torch.zeros(14, 264, device="cuda", dtype=g.dtype)
+    moe._scatter(form, around[2:12], index, g)
+    inside = (index >= 0) & (index < 10)
+    wanted = torch.zeros(10, 264, device="cuda", dtype=torch.float64).index_add_(0, index[inside], g[inside].double())
+    close(around[2:12], wanted, 2.0**-5)
+    assert not around[:2].any() and not around[12:].any()
+
+
+@pytest.mark.parametrize("tokens, experts", [(0, 8), (1, 1), (33, 8), (517, 61), (4097, 257), (100, 8192), (100, 8193)])
+@pytest.mark.parametrize("strided", [False, True])
+def test_router_reduce_with_gradients(tokens, experts, strided):
+    torch.manual_seed(9)
+    probability = draw(tokens, experts, strided=strided, dtype=torch.float32).softmax(1).requires_grad_()
+    load = ops.router_reduce(probability)
+    close(load.detach(), probability.detach().double().sum(0), 1e-5)
+    assert torch.equal(ops.router_reduce(probability, True), probability.sum(0))
+    grad = torch.randn(experts, device="cuda")
+    assert torch.equal(torch.autograd.grad(load, probability, grad)[0], grad.expand(tokens, experts))

@@ -102,6 +102,8 @@ def test_rows_whose_weights_are_zero_get_no_gradient(scoring, renormalise):
     (lambda: ops.unpermute(torch.zeros(5, 4), torch.zeros(2, 2, dtype=torch.int32)), "5 rows"),
     (lambda: ops.unpermute(torch.zeros(4, 4), torch.zeros(2, 2, dtype=torch.int32), torch.zeros(2, 3)), "weight is"),
     (lambda: ops.route(torch.zeros(3, 4, dtype=torch.int32), 2), "int32"),
+    (lambda: ops.router_reduce(torch.zeros(3, 4, dtype=torch.int32)), "int32"),
+    (lambda: ops.router_reduce(torch.zeros(3)), "probabilities are"),
     (lambda: ops.route(torch.zeros(3, 4), 2, bias=torch.zeros(4, device="meta")), "bias is on meta"),
     (lambda: ops.permute(torch.zeros(3, 4), torch.zeros(3, 2, dtype=torch.int32, device="meta")), "place is on meta"),
     (lambda: ops.add_rows(torch.zeros(3, 4), torch.zeros(2, dtype=torch.int32), torch.zeros(2, 4, device="meta")),
@@ -110,6 +112,35 @@ def test_rows_whose_weights_are_zero_get_no_gradient(scoring, renormalise):
 def test_wrong_shapes_are_said(call, word):
     with pytest.raises(UsageError, match=word):
         call()
+
+
+# ---- router_reduce ----
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("tokens, experts", [(0, 8), (1, 1), (517, 61)])
+def test_router_reduce_with_gradients(tokens, experts, dtype, deterministic):
+    drawn = torch.Generator().manual_seed(8)
+    probability = torch.randn(experts, tokens, generator=drawn).t().softmax(1).to(dtype).requires_grad_()
+    load = ops.router_reduce(probability, deterministic)
+    assert load.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    torch.testing.assert_close(load.double(), probability.double().sum(0), rtol=1e-5, atol=1e-6)
+    grad = torch.randn(experts, generator=drawn).to(load.dtype)
+    (got,) = torch.autograd.grad(load, probability, grad)
+    assert got.dtype == dtype and torch.equal(got, grad.to(dtype).expand(tokens, experts))
+
+
+def test_second_gradients_of_router_reduce():
+    probability = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(ops.router_reduce, probability)
+    assert torch.autograd.gradgradcheck(lambda p: ops.router_reduce(p * p), probability)
+
+
+def test_the_operators_are_not_hidden_by_the_catalogues_modules():
+    """A module of ops/ with the name of an operator would take its place once the catalogue was read."""
+    ops.catalogue()
+    assert all(callable(getattr(ops, name)) for names in ops._USABLE.values() for name in names)
 
 
 # ---- permute, unpermute, add_rows ----
@@ -171,6 +202,7 @@ def test_a_layer_compiles_into_one_graph(dtype):
     def layer(x, logits, weight, table, index):
         routing = ops.route(logits, 2, "sigmoid")
         out = ops.unpermute(ops.permute(x, routing.place) * weight, routing.place, routing.weight)
+        out = out * ops.router_reduce(logits.softmax(1)).square().sum().to(out.dtype)
         return out, ops.add_rows(table * 1, index, out), ops.embedding_gradient(out, index, 3, True)
 
     draw = torch.Generator().manual_seed(7)
@@ -189,11 +221,14 @@ def test_meta_tensors_and_autocast():
     routing = ops.route(torch.empty(6, 4, device="meta"), 2)
     out = ops.unpermute(ops.permute(x, routing.place), routing.place, routing.weight)
     assert torch.autograd.grad(out.sum(), x)[0].shape == (6, 8) and routing.offsets.shape == (5,)
+    load = ops.router_reduce(x)
+    assert load.shape == (8,) and torch.autograd.grad(load.sum(), x)[0].shape == (6, 8)
     assert ops.embedding_gradient(x, torch.empty(6, dtype=torch.int32, device="meta"), 9).shape == (9, 8)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         hidden = torch.randn(6, 8) @ torch.randn(8, 4)
         routing = ops.route(hidden, 2)
         assert (hidden.dtype, routing.weight.dtype) == (torch.bfloat16, torch.float32)
+        assert ops.router_reduce(hidden).dtype == torch.float32
         assert ops.unpermute(ops.permute(hidden, routing.place), routing.place, routing.weight).dtype == torch.bfloat16
 
 
@@ -252,6 +287,7 @@ def test_the_operators_pass_torchs_own_check():
     y = torch.randn(8, 3, requires_grad=True)
     calls = {
         "route": (torch.randn(4, 3, requires_grad=True), None, 2, False, True, 1.0),
+        "router_reduce": (torch.randn(4, 3, requires_grad=True), False),
         "permute": (torch.randn(4, 3, requires_grad=True), place),
         "unpermute": (y, place, torch.rand(4, 2, requires_grad=True)),
         "add_rows_": (torch.zeros(3, 4), torch.tensor([0, 2]), torch.ones(2, 4), False),
@@ -293,6 +329,33 @@ def test_parts_of_a_row(width):
     assert plans.blocks(width, part) == plans.blocks(width, plans.MOST_PART)
     columns = plans.scatter_columns(width)
     assert columns & (columns - 1) == 0 and 8 <= columns <= plans.SCATTER_THREADS
+
+
+@pytest.mark.parametrize("tokens", [1, 32, 257, 8192, 65536, 1 << 24])
+@pytest.mark.parametrize("experts", [1, 8, 33, 256, 8192])
+def test_blocks_of_router_reduce(tokens, experts):
+    across, down = plans.reduce_grid(tokens, experts)
+    assert 1 <= across <= plans.blocks(tokens, plans.REDUCE_THREADS) and 1 <= down <= plans.blocks(experts, 32)
+    assert across * down <= 1024 and (down == 1 or across * down <= 256)
+
+
+@pytest.mark.parametrize("form", [form for form in plans.SCATTER_FORMS if form != "sorted"])
+@pytest.mark.parametrize("dtype", plans.ELEMENTS)
+@pytest.mark.parametrize("n, width, rows", [(1, 8, 1), (33, 72, 9), (16384, 1024, 50257), (500000, 128, 64),
+                                            (65536, 1024, 64), (7, 4104, 3)])
+def test_plans_of_added_rows_cover_every_row_once(form, dtype, n, width, rows):
+    plan, size = plans.scatter_plan(form, n, width, rows, dtype, 132), 4 if dtype == "float32" else 2
+    defines = dict(d.split("=") for d in plan.defines)
+    if form.startswith("bulk"):  # its blocks walk: any number of them covers all batches
+        assert plan.last * size <= plans.SCATTER_PART and plan.last * size % 16 == 0
+        assert plan.grid[1] * plan.last >= width > (plan.grid[1] - 1) * plan.last
+        assert 1 <= plan.grid[0] <= plans.blocks(n, plans.SCATTER_BATCH) and plan.shared <= 48 << 10
+        return
+    each = 4 * int(defines.get("WORDS", 4)) // size
+    groups = plan.threads // plan.last
+    assert plan.last * groups == plan.threads and groups <= plan.threads // 8
+    assert plan.grid[0] * groups * int(defines["RUN"]) >= n > (plan.grid[0] - 1) * groups * int(defines["RUN"])
+    assert plan.grid[1] * plan.last * each >= width > (plan.grid[1] - 1) * plan.last * each
 
 
 # ---- arena ----
@@ -387,8 +450,13 @@ KERNELS = [
     ("moe_permute.cu", ("moe_permute",), (), 80), ("moe_permute_bulk.cu", ("moe_permute_bulk",), (), 90),
     ("moe_unpermute.cu", (*map(plans.unpermute_entry, (1, 2, 3, 4, 6, 8)), "moe_unpermute_backward<1>",
                           "moe_unpermute_backward<8>"), (), 80),
-    *(("scatter_rows.cu", ("scatter_rows",), (f"RUN={run}",), 80) for run in (32, 64)),
-    ("scatter_sorted.cu", ("scatter_sorted", "scatter_pieces"), (), 80),
+    *{(plan.source, (plan.entry,), plan.defines, 90 if form.startswith("bulk") else 80): None
+      for form in plans.SCATTER_FORMS if form != "sorted" for dtype in plans.ELEMENTS
+      for plan in (plans.scatter_plan(form, n, 4096, rows, dtype, 132) for n, rows in ((1, 1), (1 << 20, 1),
+                                                                                       (1 << 20, 999)))},
+    *(("scatter_sorted.cu", ("scatter_sorted", "scatter_pieces"), plans.scatter_defines(dtype), 80)
+      for dtype in plans.ELEMENTS),
+    ("router_reduce.cu", ("router_reduce",), ("INLINE_PTX=0",), 80),
     ("accumulate_private.cu", ("accumulate_private",), (), 80),
     ("micro/chain.cu", ("small", "small_dependent"), (), 80), ("micro/chunk_sums.cu", ("chunk_sums",), (), 80),
 ]

@@ -89,13 +89,14 @@ def _matrix(a_at: int, b_at: int, transposed: bool = False) -> Maker:
         dtype = call.dtype(a_at)
         if dtype == "float32" and any("tf32" in name for name in call.kernels):
             dtype = "tf32"
-        layout, plain = _layout(call, a_at, b_at, transposed)
-        params: Dict[str, Any] = {"m": m, "n": n, "k": k, "b": layout}
-        fit: Tuple[str, Optional[str]] = ("same", None) if plain else ("like", "rows lie apart, or a is transposed")
+        turned, layout, plain = _layout(call, a_at, b_at, transposed)
+        params: Dict[str, Any] = {"m": m, "n": n, "k": k, **({"a": "t"} if turned else {}), "b": layout}
+        fit: Tuple[str, Optional[str]] = ("same", None) if plain else ("like", "rows lie apart")
         if f"gemm_{dtype}" in catalogue:
             return Stand(f"gemm_{dtype}", {**params, **({"batch": batch} if batch else {})}, *fit)
         older = {"bfloat16": "bf16_gemm", "int8": "int8_gemm"}.get(dtype or "")
         if older in catalogue and not batch and layout == "t":
+            fit = ("like", "a is transposed") if turned else fit
             return Stand(str(older), {"m": m, "n": n, "k": k}, *fit)
         kind = f"{'batched ' if batch else ''}matrix product of {dtype or 'unknown type'}"
         return _absent(kind + ("" if layout == "t" else " with b row by row"))
@@ -103,15 +104,17 @@ def _matrix(a_at: int, b_at: int, transposed: bool = False) -> Maker:
     return make
 
 
-def _layout(call: Call, a_at: int, b_at: int, transposed: bool) -> Tuple[str, bool]:
-    """("n" or "t" of b, whether all rows are dense). Without strides the usual layout is assumed."""
+def _layout(call: Call, a_at: int, b_at: int, transposed: bool) -> Tuple[bool, str, bool]:
+    """Whether a lies column by column, "n" or "t" of b, whether all rows are dense. Without strides the usual layout is
+    assumed."""
     if call.strides is None or not call.strides[a_at] or not call.strides[b_at]:
-        return "t" if transposed else "n", call.strides is not None
-    a, b = call.strides[a_at], call.strides[b_at]
-    columns = b[-2] == 1 and b[-1] != 1
-    layout = "t" if columns != transposed else "n"
-    rows, length = (b[-1], call.shapes[b_at][-2]) if columns else (b[-2], call.shapes[b_at][-1])
-    return layout, a[-1] == 1 and a[-2] == call.shapes[a_at][-1] and rows == length
+        return False, "t" if transposed else "n", call.strides is not None
+    dense, columns = [], []
+    for shape, strides in ((call.shapes[at], call.strides[at]) for at in (a_at, b_at)):
+        columns.append(strides[-2] == 1 and strides[-1] != 1)
+        rows, length = (strides[-1], shape[-2]) if columns[-1] else (strides[-2], shape[-1])
+        dense.append(rows == length and min(strides[-2:]) == 1)
+    return columns[0], "t" if columns[1] != transposed else "n", all(dense)
 
 
 def _grouped(call: Call, catalogue: Collection[str]) -> Found:

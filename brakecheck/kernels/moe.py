@@ -1,5 +1,6 @@
 """MoE routing, permuting and gradient accumulation as torch operators (namespace brakecheck), with autograd, fake
-tensors and torch.compile. Public names: brakecheck.ops.route, permute, unpermute, add_rows, embedding_gradient.
+tensors and torch.compile. Public names: brakecheck.ops.route, router_reduce, permute, unpermute, add_rows,
+embedding_gradient.
 
 On a CUDA device of compute capability 8.0 or more our kernels run, compiled at first use (jit.py), so an operator must
 have run once for its shape before it is captured into a graph. Elsewhere, and for the dtypes and widths that the
@@ -58,6 +59,16 @@ def route(logits: Tensor, k: int, scoring: str = "softmax", bias: Optional[Tenso
     if bias is not None and bias.shape != logits.shape[1:]:
         raise UsageError(f"bias has shape {tuple(bias.shape)}", "route", f"give {logits.shape[1]} values")
     return Routing(*torch.ops.brakecheck.route(logits, bias, k, scoring == "sigmoid", renormalise, scale))
+
+
+def router_reduce(probability: Tensor, deterministic: bool = False) -> Tensor:
+    """Sum over the tokens of each expert's probability (or logit, or gradient), tokens x experts, as a load-balancing
+    loss takes it: experts values in float32 (float64 for float64). float32 goes through our kernel, whose result may
+    differ in the last bits from run to run; with deterministic, through torch's sum."""
+    jit.check_tensors("router_reduce", probability)
+    if probability.dim() != 2:
+        raise UsageError(f"the probabilities are {tuple(probability.shape)}", "router_reduce", "give tokens x experts")
+    return torch.ops.brakecheck.router_reduce(probability, deterministic)
 
 
 def permute(x: Tensor, place: Tensor) -> Tensor:
@@ -188,6 +199,19 @@ def _route_cuda(logits: Tensor, bias: Optional[Tensor], k: int, sigmoid: bool, r
     return out
 
 
+def _router_reduce_cuda(probability: Tensor, deterministic: bool) -> Tensor:
+    tokens, experts = probability.shape
+    known = probability.dtype == torch.float32 and not deterministic and _ours(probability)
+    if not known or probability.numel() == 0 or experts > plans.MOST_REDUCED or tokens >= 1 << 31:
+        return _router_reduce_plain(probability, deterministic)
+    load = probability.new_zeros(experts)
+    shared = 1 << max(10, (4 * experts - 1).bit_length())  # in powers of two: one kernel for many shapes
+    kernel = jit.kernel("router_reduce.cu", "router_reduce", probability.device.index, (plans.REDUCE_THREADS, 1),
+                        shared, 1, ("INLINE_PTX=0",))
+    kernel(plans.reduce_grid(tokens, experts), [_dense(probability), load, tokens, experts], _stream(probability))
+    return load
+
+
 def _vectors(*tensors: Tensor) -> bool:
     """Whether these go through kernels that move 8 bfloat16 at a time."""
     return all(t.dtype == torch.bfloat16 and t.shape[1] % 8 == 0 for t in tensors) and _ours(tensors[0])
@@ -239,29 +263,40 @@ def _unpermute_backward_cuda(grad: Tensor, y: Tensor, place: Tensor, weight: Ten
     return grad_y, grad_weight.to(weight.dtype)
 
 
+def _scatters(out: Tensor, index: Tensor, rows: Tensor) -> bool:
+    """Whether our kernels add these rows: whole vectors of 16 bytes, and, but for bfloat16, reductions of 16 bytes."""
+    known = str(rows.dtype).split(".")[1] in plans.ELEMENTS and _ours(rows)
+    return (known and rows.shape[1] * rows.element_size() % 16 == 0 and out.is_contiguous()
+            and out.data_ptr() % 16 == 0 and out.shape[0] < 1 << 31 and rows.shape[0] < 1 << 30
+            and (rows.dtype == torch.bfloat16 or torch.cuda.get_device_capability(rows.device) >= (9, 0)))
+
+
 def _add_rows_cuda(out: Tensor, index: Tensor, rows: Tensor, deterministic: bool) -> None:
-    n, width = rows.shape
-    if not _vectors(out, rows) or not out.is_contiguous() or out.data_ptr() % 16 or out.shape[0] >= 1 << 31:
-        return _add_rows_plain(out, index, rows, deterministic)
-    if rows.numel() == 0:
-        return None
-    rows, device, columns = _dense(rows), rows.device.index, plans.scatter_columns(width)
-    threads, across = plans.SCATTER_THREADS, plans.blocks(width // 8, columns)
-    if not deterministic:
-        run = plans.scatter_run(n)
-        kernel = jit.kernel("scatter_rows.cu", "scatter_rows", device, (threads, 1), 0, 1, (f"RUN={run}",))
-        kernel((plans.blocks(n, run * (threads // columns)), across),
-               [rows, index.int().contiguous(), out, n, width, out.shape[0], columns], _stream(rows))
-        return None
-    key, order = index.int().sort(stable=True)
-    runs = plans.blocks(n, plans.SORTED_RUN)
+    if not _scatters(out, index, rows):
+        _add_rows_plain(out, index, rows, deterministic)
+    elif rows.numel():
+        _scatter("sorted" if deterministic else "runs", out, index, rows)
+
+
+def _scatter(form: str, out: Tensor, index: Tensor, rows: Tensor, run: int = 0) -> None:
+    """One of plans.SCATTER_FORMS, for tensors that _scatters."""
+    (n, width), device, dtype = rows.shape, rows.device.index, str(rows.dtype).split(".")[1]
+    rows, index = _dense(rows), index.int().contiguous()
+    if form != "sorted":
+        sms = torch.cuda.get_device_properties(device).multi_processor_count
+        plan = plans.scatter_plan(form, n, width, out.shape[0], dtype, sms, run)
+        kernel = jit.kernel(plan.source, plan.entry, device, (plan.threads, 1), plan.shared, 1, plan.defines)
+        kernel(plan.grid, [rows, index, out, n, width, out.shape[0], plan.last], _stream(rows))
+        return
+    each, threads, defines = 16 // rows.element_size(), plans.SCATTER_THREADS, plans.scatter_defines(dtype)
+    columns, runs = plans.scatter_columns(width, each), plans.blocks(n, plans.SORTED_RUN)
+    key, order = index.sort(stable=True)
     pieces = torch.empty(2 * runs, width, dtype=torch.float32, device=rows.device)
-    first = jit.kernel("scatter_sorted.cu", "scatter_sorted", device, (threads, 1))
-    second = jit.kernel("scatter_sorted.cu", "scatter_pieces", device, (plans.PIECE_THREADS, 1))
-    first((plans.blocks(runs, threads // columns), across), [rows, key, order.int(), out, pieces, n, width, columns],
-          _stream(rows))
-    second((runs, plans.blocks(width, 256)), [key, pieces, out, n, width], _stream(rows))
-    return None
+    first = jit.kernel("scatter_sorted.cu", "scatter_sorted", device, (threads, 1), 0, 1, defines)
+    second = jit.kernel("scatter_sorted.cu", "scatter_pieces", device, (plans.PIECE_THREADS, 1), 0, 1, defines)
+    first((plans.blocks(runs, threads // columns), plans.blocks(width // each, columns)),
+          [rows, key, order.int(), out, pieces, n, width, columns], _stream(rows))
+    second((runs, plans.blocks(width, 32 * each)), [key, pieces, out, n, width], _stream(rows))
 
 
 # ---- plain torch, fake tensors, gradients ---------------------------------------------------------------------------
@@ -315,6 +350,26 @@ def _route_gradient(ctx: Any, grads: List[Optional[Tensor]]) -> Tuple[Any, ...]:
     if not ctx.sigmoid and not ctx.renormalise:
         full = full - wide.softmax(1) * full.sum(1, keepdim=True)
     return full.to(logits.dtype), None, None, None, None, None
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _router_reduce_plain(probability: Tensor, deterministic: bool) -> Tensor:
+    return probability.sum(0, dtype=_wide(probability))
+
+
+def _router_reduce_fake(probability: Tensor, deterministic: bool) -> Tensor:
+    return probability.new_empty(probability.shape[1], dtype=_wide(probability))
+
+
+def _router_reduce_setup(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
+    ctx.shape, ctx.dtype = inputs[0].shape, inputs[0].dtype
+
+
+def _router_reduce_gradient(ctx: Any, grad: Tensor) -> Tuple[Any, ...]:
+    return grad.to(ctx.dtype).expand(ctx.shape), None
 
 
 def _permute_fake(x: Tensor, place: Tensor) -> Tensor:
@@ -408,6 +463,8 @@ def _register() -> None:
     operators: List[Tuple[str, Any, Any, Any]] = [
         ("route(Tensor logits, Tensor? bias, int k, bool sigmoid, bool renormalise, float scale) -> Tensor[]",
          _route_plain, _route_cuda, _route_fake),
+        ("router_reduce(Tensor probability, bool deterministic) -> Tensor", _router_reduce_plain, _router_reduce_cuda,
+         _router_reduce_fake),
         ("permute(Tensor x, Tensor place) -> Tensor", plans.permute_plain, _permute_cuda, _permute_fake),
         ("unpermute(Tensor y, Tensor place, Tensor weight) -> Tensor", plans.unpermute_plain, _unpermute_cuda,
          _unpermute_fake),
@@ -426,6 +483,7 @@ def _register() -> None:
         torch.library.impl(name, "CUDA", _on_device(cuda))
         torch.library.register_fake(name, fake)
     for name, gradient, setup in (("route", _route_gradient, _route_setup),
+                                  ("router_reduce", _router_reduce_gradient, _router_reduce_setup),
                                   ("permute", _permute_gradient, _permute_setup),
                                   ("unpermute", _unpermute_gradient, _unpermute_setup),
                                   ("unpermute_backward", _unpermute_second_gradient, _unpermute_setup),

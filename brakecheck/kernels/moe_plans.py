@@ -12,7 +12,12 @@ GROUP, MOST_BLOCKS = 16, 144
 STATE_WORDS = 2 + (2 * MOST_BLOCKS // GROUP + MOST_BLOCKS) * MOST_EXPERTS // 2  # of 64 bits
 BULK_STAGES, MOST_PART, BULK_BLOCKS_AN_SM = 3, 4096, 4  # as in moe_permute_bulk.cu; elements; best of 1 to 6 on an H200
 UNPERMUTE_THREADS, UNROLLED = 256, (1, 2, 4, 6, 8)      # as in moe_unpermute.cu; k with an instantiation of its own
+REDUCE_THREADS, MOST_REDUCED = 256, 8192                # as in router_reduce.cu; experts whose sums a block can hold
 SCATTER_THREADS, PIECE_THREADS, SORTED_RUN = 128, 512, 64  # as in scatter_rows.cu and scatter_sorted.cu
+SCATTER_STAGES, SCATTER_BATCH, SCATTER_PART = 3, 32, 512   # as in scatter_bulk.cu; part: bytes of a row at most
+SCATTER_FORMS = ("plain", "aggregated", "vector", "runs", "bulk", "bulk-aggregated", "sorted")
+FEW_ROWS = 1024
+ELEMENTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}  # dtype: ELEMENT of the scatter kernels
 
 
 def blocks(items: int, each: int) -> int:
@@ -80,6 +85,14 @@ def route(logits: Any, k: int, scoring: str, bias: Any, renormalise: bool, scale
     }
 
 
+def reduce_grid(tokens: int, experts: int) -> Tuple[int, int]:
+    """Blocks of router_reduce. A warp takes 32 tokens, a block 256, and more than 1024 blocks are a loop; where that
+    leaves SMs without one, groups of 32 experts go to blocks of their own: up to 256 blocks, best of 1 to 8 groups on an
+    H200."""
+    across = min(blocks(tokens, REDUCE_THREADS), 1024)
+    return across, min(blocks(experts, 32), max(1, 256 // across))
+
+
 def part_of(width: int) -> int:
     """Elements of a row that moe_permute_bulk copies at a time: equal parts of at most 8 KiB, in steps of 16 bytes."""
     return blocks(blocks(width, blocks(width, MOST_PART)), 8) * 8
@@ -89,14 +102,61 @@ def unpermute_entry(k: int) -> str:
     return f"moe_unpermute<{k if k in UNROLLED else 0}>"
 
 
-def scatter_columns(width: int) -> int:
-    """Threads a group, 8 columns each: the power of two that covers the width, from 8 to a block."""
-    return min(SCATTER_THREADS, max(8, 1 << (blocks(width, 8) - 1).bit_length()))
+@dataclass(frozen=True)
+class ScatterPlan:
+    """A launch of scatter_rows.cu or scatter_bulk.cu (the entry has the source's name): last is the kernel's last
+    argument, shared its dynamic shared memory in bytes."""
+
+    source: str
+    defines: Tuple[str, ...]
+    threads: int
+    grid: Tuple[int, int]
+    last: int
+    shared: int = 0
+
+    @property
+    def entry(self) -> str:
+        return self.source.split(".")[0]
 
 
-def scatter_run(n: int) -> int:
-    """Rows a group adds up before it writes: long runs save reductions of hot rows, short ones fill the GPU."""
+def scatter_columns(width: int, each: int = 8) -> int:
+    """Threads a group, `each` columns a thread: the power of two that covers the width, from 8 to a block."""
+    return min(SCATTER_THREADS, max(8, 1 << (blocks(width, each) - 1).bit_length()))
+
+
+def scatter_run(n: int, width: int, size: int, rows: int) -> int:
+    """Rows a group adds up before it writes: long runs save reductions of hot rows, and of all rows where they are few,
+    short ones fill the GPU. size: bytes of an element."""
+    if rows <= FEW_ROWS and n * width >= 1 << 26 and width * size >= 16 * SCATTER_THREADS:
+        return 64 * size  # best of 32 to 256 for 8 to 1024 rows of 1024 and 4096 columns, bf16 and fp32, on an H200
     return 32 if n < 1 << 15 else 64
+
+
+def scatter_defines(dtype: str, *more: str) -> Tuple[str, ...]:
+    """bf16 is what the sources are compiled for without an ELEMENT."""
+    return (*(() if dtype == "bfloat16" else (f"ELEMENT={ELEMENTS[dtype]}",)), *more)
+
+
+def scatter_plan(form: str, n: int, width: int, rows: int, dtype: str, sms: int, run: int = 0) -> ScatterPlan:
+    """How n x width are added to a table of `rows`, in one of SCATTER_FORMS but "sorted". plain: an atomic for each 32
+    bits of each row; vector: a reduction for each 16 bytes; aggregated, runs: the same for sums of the equal indices
+    among `run` rows; bulk: a reduction by the copy engine for each part of a row; bulk-aggregated: for sums of the
+    equal indices among 32 rows and, of the index met most, of all rows of a warp."""
+    size = 4 if dtype == "float32" else 2
+    if form.startswith("bulk"):
+        part = min(width, SCATTER_PART // size)
+        shared, parts = SCATTER_STAGES * SCATTER_BATCH * part * size, blocks(width, part)
+        resident = sms * min(32, (227 << 10) // (shared + (1 << 10) + 8 * SCATTER_STAGES))  # of compute capability 9.0
+        grid = min(blocks(n, SCATTER_BATCH), max(1, resident // parts))
+        defines = scatter_defines(dtype, f"AGGREGATE={int(form == 'bulk-aggregated')}")
+        return ScatterPlan("scatter_bulk.cu", defines, 32, (grid, parts), part, shared)
+    run = (run or scatter_run(n, width, size, rows)) if form in ("aggregated", "runs") else 1
+    words = 4 if form in ("vector", "runs") else 1
+    each = words * 4 // size
+    columns = scatter_columns(width, each)
+    defines = scatter_defines(dtype, f"RUN={run}", *(() if words == 4 else ("WORDS=1",)))
+    grid = blocks(n, run * (SCATTER_THREADS // columns))
+    return ScatterPlan("scatter_rows.cu", defines, SCATTER_THREADS, (grid, blocks(width // each, columns)), columns)
 
 
 def permute_plain(x: Any, place: Any) -> Any:

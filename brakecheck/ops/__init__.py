@@ -20,7 +20,7 @@ __all__ = [
 ]
 _USABLE = {  # module of kernels/: what it offers
     "rows": ("softmax", "layer_norm", "rms_norm"),
-    "moe": ("Routing", "route", "permute", "unpermute", "add_rows", "embedding_gradient"),
+    "moe": ("Routing", "route", "router_reduce", "permute", "unpermute", "add_rows", "embedding_gradient"),
     "arena": ("Arena",),
 }
 

@@ -1,7 +1,8 @@
 """Matrix products of the library by data type: square, skinny, long K, transposed, strided, a batch of one.
 
-c = a b. b: "n" (K x N, rows of N) or "t" (N x K in memory, seen transposed). pad: elements between the rows of a and b
-beyond their length. batch: matrices, multiplied by bmm; absent: mm.
+c = a b. b: "n" (K x N, rows of N) or "t" (N x K in memory, seen transposed). a: "t" likewise, as the gradient of a
+weight takes it; absent: rows of K. pad: elements between the rows of a and b in memory beyond their length. batch:
+matrices, multiplied by bmm; absent: mm.
 """
 
 from __future__ import annotations
@@ -33,11 +34,14 @@ def _cases(dtype: str) -> List[Case]:
         Case.of(m=64, n=4096, k=14336, b="t"),
         Case.of(m=4096, n=4096, k=4096, b="t"),
     ]
-    if dtype == "fp8":  # takes b column by column only
+    if dtype == "fp8":  # takes a row by row and b column by column only
         return [Case.of(m=35, n=48, k=64, b="t"), *found, Case.of(m=square, n=square, k=square, b="t")]
     strided = Case.of(m=35, n=24, k=56, b="n", pad=8)
-    found = [strided, *found, Case.of(m=square, n=square, k=square, b="n")]
-    return found if dtype == "int8" else [*found, Case.of(m=512, n=4096, k=1024, b="n", batch=1)]
+    found = [strided, *found, Case.of(m=square, n=square, k=square, b="n"),
+             Case.of(m=40, n=24, k=56, a="t", b="n", pad=8), Case.of(m=4096, n=4096, k=8192, a="t", b="n")]
+    if dtype == "int8":  # cuBLASLt 13.0 refuses some small products with both transposed, such as 64 x 48 x 64
+        return found
+    return [*found, Case.of(m=64, n=48, k=72, a="t", b="t"), Case.of(m=512, n=4096, k=1024, b="n", batch=1)]
 
 
 def _draw(make: Make, dtype: str, batch: int, rows: int, columns: int, pad: int) -> Any:
@@ -100,7 +104,7 @@ def _operator(dtype: str, title: str) -> Operator:
     @operator.inputs
     def _(case: Case, make: Make) -> Dict[str, Any]:
         m, n, k, batch, pad = case["m"], case["n"], case["k"], case.get("batch", 0), case.get("pad", 0)
-        a = _draw(make, dtype, batch, m, k, pad)
+        a = _draw(make, dtype, batch, k, m, pad).mT if case.get("a") == "t" else _draw(make, dtype, batch, m, k, pad)
         b = _draw(make, dtype, batch, n, k, pad).mT if case["b"] == "t" else _draw(make, dtype, batch, k, n, pad)
         if dtype != "fp8":
             return {"a": a, "b": b}
@@ -141,8 +145,10 @@ def _operator(dtype: str, title: str) -> Operator:
 
         @operator.layout("transposed")
         def _(case: Case, a: Any, b: Any) -> Dict[str, Any]:
-            turned_b = b.contiguous() if case["b"] == "t" else b.mT.contiguous().mT
-            return {"a": a.mT.contiguous().mT, "b": turned_b}
+            def turned(x: Any, transposed: bool) -> Any:
+                return x.contiguous() if transposed else x.mT.contiguous().mT
+
+            return {"a": turned(a, case.get("a") == "t"), "b": turned(b, case["b"] == "t")}
 
     for name, value in (("full-precision-reduction", False), ("reduced-precision-reduction", True)):
         if dtype in REDUCED:

@@ -1,13 +1,16 @@
-"""Rows added into a table by index (embedding backward, scatter-add), bfloat16: reductions to memory, and sorted."""
+"""Rows added into a table by index (embedding backward, scatter-add), bfloat16: plain atomics, sums of equal
+indices first, 16 bytes a reduction, by the copy engine, and sorted (claim A9)."""
 
 from __future__ import annotations
 
 from typing import Any, Dict, List
 
-from ..kernels.moe_plans import PIECE_THREADS, SCATTER_THREADS, SORTED_RUN, scatter_columns
+from ..kernels.moe_plans import PIECE_THREADS, SCATTER_PART, SCATTER_THREADS, SORTED_RUN, scatter_columns, scatter_plan
 from ..model import Entry
 from .base import Case, Cost, CudaKernel, Launch, Operator, Tolerance, blocks, i32
 from .make import Make
+
+SMS = 132
 
 op = Operator(
     "scatter_rows", "table[index] += row, bfloat16; uniform, skewed and nearly constant indices",
@@ -25,16 +28,18 @@ op = Operator(
 )
 
 
+def draw_index(make: Make, n: int, rows: int, kind: str) -> Any:
+    """n indices of rows. uniform, zipf, or one: 95 % are the same, the rest anywhere."""
+    if kind == "zipf":
+        return make.zipf(n, rows=rows, dtype="int32")
+    index = make.integers(n, low=0, high=rows)
+    return index.where(make.uniform(n) >= 0.95, index.new_full((), rows // 2)) if kind == "one" else index
+
+
 @op.inputs
 def _(case: Case, make: Make) -> Dict[str, Any]:
-    """one: 95 % of the rows go to one row of the table, the rest anywhere."""
     n, rows = case["n"], case["rows"]
-    if case["indices"] == "zipf":
-        index = make.zipf(n, rows=rows, dtype="int32")
-    else:
-        index = make.integers(n, low=0, high=rows)
-    if case["indices"] == "one":
-        index = index.where(make.uniform(n) >= 0.95, index.new_full((), rows // 2))
+    index = draw_index(make, n, rows, case["indices"])
     key, order = index.sort(stable=True)
     return {"grad": make.normal(n, case["width"], dtype="bfloat16"), "index": index, "key": key, "order": order.int()}
 
@@ -93,12 +98,11 @@ def _outputs(case: Case, grad: Any, **_: Any) -> Dict[str, Any]:
     return {"out": grad.new_empty(case["rows"], case["width"])}
 
 
-def _reducing(run: int) -> Any:
+def _adding(form: str, run: int = 0) -> Any:
     def launches(case: Case, grad: Any, index: Any, key: Any, order: Any, out: Any) -> List[Launch]:
-        columns = scatter_columns(case["width"])
-        grid = (blocks(case["n"], run * (SCATTER_THREADS // columns)), blocks(case["width"] // 8, columns), 1)
-        arguments = [grad, index, out, i32(case["n"]), i32(case["width"]), i32(case["rows"]), i32(columns)]
-        return [Launch(grid, (SCATTER_THREADS, 1, 1), arguments)]
+        plan = scatter_plan(form, case["n"], case["width"], case["rows"], "bfloat16", SMS, run)
+        arguments = [grad, index, out, i32(case["n"]), i32(case["width"]), i32(case["rows"]), i32(plan.last)]
+        return [Launch((*plan.grid, 1), (plan.threads, 1, 1), arguments, dynamic_shared=plan.shared)]
 
     return launches
 
@@ -118,8 +122,12 @@ def _sorted(case: Case, grad: Any, index: Any, key: Any, order: Any, out: Any, p
             Launch((runs, blocks(width, 256), 1), (PIECE_THREADS, 1, 1), second, entry="scatter_pieces")]
 
 
-for _run in (32, 64):
-    op.cuda(CudaKernel(f"runs-of-{_run}", "scatter_rows.cu", "scatter_rows", SCATTER_THREADS, _outputs, _reducing(_run),
-                       zeroed=("out",), deterministic=False, defines=(f"RUN={_run}",)))
+for _name, _form, _run in (("plain", "plain", 1), ("vector", "vector", 1), ("aggregated", "aggregated", 32),
+                           ("runs-of-32", "runs", 32), ("runs-of-64", "runs", 64), ("bulk", "bulk", 0),
+                           ("bulk-aggregated", "bulk-aggregated", 0)):
+    _plan = scatter_plan(_form, 1, SCATTER_PART // 2, 1, "bfloat16", SMS, _run)
+    op.cuda(CudaKernel(_name, _plan.source, _plan.entry, _plan.threads, _outputs, _adding(_form, _run),
+                       dynamic_shared=_plan.shared, min_arch=90 if _form.startswith("bulk") else 80, zeroed=("out",),
+                       deterministic=False, defines=_plan.defines))
 op.cuda(CudaKernel("sorted", "scatter_sorted.cu", "scatter_sorted", SCATTER_THREADS, _sorted_outputs, _sorted,
                    zeroed=("out",), also=(Entry("scatter_pieces", PIECE_THREADS),)))

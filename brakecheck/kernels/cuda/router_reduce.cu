@@ -42,7 +42,8 @@ __device__ __forceinline__ void reduce_scatter(float (&v)[32]) {
   if constexpr (HALF > 1) reduce_scatter<HALF / 2>(v);
 }
 
-// probability: tokens x experts. load: experts, zero on entry. Dynamic shared memory: 4 experts bytes.
+// probability: tokens x experts. load: experts, zero on entry. Dynamic shared memory: 4 experts bytes. blockIdx.y: which
+// of the groups of 32 experts a block takes, every gridDim.y-th.
 extern "C" __global__ void __launch_bounds__(THREADS)
     router_reduce(const float* __restrict__ probability, float* load, int tokens, int experts) {
   extern __shared__ float bins[];
@@ -54,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   for (int group = blockIdx.x * (THREADS / 32) + warp_id(); group < groups; group += gridDim.x * (THREADS / 32)) {
     const int token = group * 32 + lane;
     const float* row = probability + static_cast<long long>(token) * experts;
-    for (int first = 0; first < experts; first += 32) {
+    for (int first = 32 * blockIdx.y; first < experts; first += 32 * gridDim.y) {
       float v[32];
       if (experts % 4 == 0) {
 #pragma unroll
@@ -72,5 +73,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
   }
   __syncthreads();
-  for (int e = threadIdx.x; e < experts; e += THREADS) atomicAdd(load + e, bins[e]);
+  for (int e = threadIdx.x; e < experts; e += THREADS)
+    if (e / 32 % gridDim.y == blockIdx.y) atomicAdd(load + e, bins[e]);
 }

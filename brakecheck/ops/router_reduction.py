@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Dict, List
 
-from .base import Case, Cost, CudaKernel, Launch, Operator, Tolerance, blocks, i32
+from ..kernels.moe_plans import REDUCE_THREADS, reduce_grid
+from .base import Case, Cost, CudaKernel, Launch, Operator, Tolerance, i32
 from .make import Make
-
-THREADS = 256
 
 op = Operator(
     "router_reduce", "sum over tokens of each expert's probability, float32",
@@ -47,16 +46,23 @@ def _(case: Case, probability: Any) -> Dict[str, Any]:
     return {"load": probability.sum(0)}
 
 
+@op.implementation("ours")
+def _(case: Case, probability: Any) -> Dict[str, Any]:
+    from . import router_reduce
+
+    return {"load": router_reduce(probability)}
+
+
 def _outputs(case: Case, probability: Any) -> Dict[str, Any]:
     return {"load": probability.new_empty(case["experts"])}
 
 
 def _launches(case: Case, probability: Any, load: Any) -> List[Launch]:
-    grid = (min(blocks(case["tokens"], THREADS), 1024), 1, 1)  # a warp takes 32 tokens, a block 256
     arguments = [probability, load, i32(case["tokens"]), i32(case["experts"])]
-    return [Launch(grid, (THREADS, 1, 1), arguments, dynamic_shared=4 * case["experts"])]
+    grid = (*reduce_grid(case["tokens"], case["experts"]), 1)
+    return [Launch(grid, (REDUCE_THREADS, 1, 1), arguments, dynamic_shared=4 * case["experts"])]
 
 
 for _name, _define in (("compiler", "INLINE_PTX=0"), ("inline-ptx", "INLINE_PTX=1")):
-    op.cuda(CudaKernel(_name, "router_reduce.cu", "router_reduce", THREADS, _outputs, _launches, dynamic_shared=1024,
-                       defines=(_define,), zeroed=("load",), deterministic=False))
+    op.cuda(CudaKernel(_name, "router_reduce.cu", "router_reduce", REDUCE_THREADS, _outputs, _launches,
+                       dynamic_shared=1024, defines=(_define,), zeroed=("load",), deterministic=False))
