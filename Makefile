@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# The operators' tests run on PyTorch; `make test TORCH=` leaves it out and they skip.
-TORCH ?= torch==2.13.0
+# The operators' tests run on PyTorch and Triton (of torch 2.13; its CPU build comes without); `make test TORCH=` leaves
+# them out, and they skip.
+TORCH ?= torch==2.13.0 triton==3.7.1
 BASE ?= cuda==12.9
 CANDIDATE ?= cuda==13.2
 export UV_PROJECT_ENVIRONMENT := $(VENV)
@@ -24,7 +25,7 @@ $(BIN)/.installed: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	touch $@
 
-$(BIN)/.tested: pyproject.toml | $(BIN)/python
+$(BIN)/.tested: pyproject.toml Makefile | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' $(TORCH)
 	touch $@ $(BIN)/.installed
 

@@ -52,6 +52,11 @@ def lines(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         worker.close()
 
 
+def right(found: dict[str, Any]) -> bool:
+    """Whether the numerics of a case are right, in its own layout and in all others."""
+    return bool(found["ok"]) and all(layout["ok"] for layout in found.get("layouts", {}).values())
+
+
 def shown(line: dict[str, Any]) -> str:
     where = f"{line['operator']:<18} {line['case'][:58]:<58} {line['implementation'][:27]:<27}"
     if not line["ok"]:
@@ -65,11 +70,12 @@ def shown(line: dict[str, Any]) -> str:
     bad = [n for n, entry in found.get("layouts", {}).items() if not entry.get("same_in_both_orders", True)]
     notes = [found.get("why", ""), result.get("note", ""), "capped" if work.get("power_limited") else "",
              f"order of layouts matters: {', '.join(bad)}" if bad else "",
+             *(f"layout {n}: {e['why']}" for n, e in found.get("layouts", {}).items() if not e["ok"]),
              *(f"layout {n} refused" for n, e in found.get("layouts", {}).items() if "refused" in e)]
     speed = f"{us:10.1f} us {work.get('bytes', 0) / us / 1e3:8.0f} GB/s {work.get('flops', 0) / us / 1e6:8.1f} TFLOP/s"
     times = "-" if growth is None else f"{growth:.2f}"
     errors = f"error {'-' if error is None else format(error, '.1e'):>7} x{times:>5}"
-    return (f"{where} {'right' if found['ok'] else 'WRONG':<8} {speed}  {errors}  "
+    return (f"{where} {'right' if right(found) else 'WRONG':<8} {speed}  {errors}  "
             f"{found['distinct']} of {found['repeats']}  " + "; ".join(n for n in notes if n))
 
 
@@ -86,7 +92,7 @@ def main() -> int:
     kept, wrong = [], 0
     for line in lines(arguments):
         print(shown(line), flush=True)
-        wrong += line["ok"] and not line["result"]["numerics"]["ok"]
+        wrong += line["ok"] and not right(line["result"]["numerics"])
         kept.append(json.dumps(line))
         if arguments.json:
             arguments.json.write_text("\n".join(kept) + "\n")

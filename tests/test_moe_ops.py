@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 
@@ -459,8 +458,7 @@ KERNELS = [
       for dtype in plans.ELEMENTS),
     ("router_reduce.cu", ("router_reduce",), ("INLINE_PTX=0",), 80),
     ("accumulate_private.cu", ("accumulate_private",), (), 80),
-    (str(Path(__file__).resolve().parent.parent / "benchmarks" / "micro.cu"),
-     ("small", "small_dependent", "read_chunks"), (), 80),
+    ("micro/chain.cu", ("small", "small_dependent"), (), 80), ("micro/chunk_sums.cu", ("chunk_sums",), (), 80),
 ]
 
 

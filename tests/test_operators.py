@@ -28,7 +28,7 @@ def first(name, **wanted):
 def test_every_case_fits_a_gpu_with_its_rotating_buffers():
     for operator in OPERATORS.values():
         for case in operator.cases:
-            each = operator.compute_cost(case).bytes
+            each = operator.compute_cost(case).bytes if operator.compute_cost else case.get("bytes", 0)
             assert each + 4 * CACHE + each < MOST, f"{operator.name} {case.name}: {each:,.0f} bytes"
 
 

@@ -30,7 +30,18 @@ def c_type(name, kernel):
 
 def small(operator):
     """Cases that a CPU does in milliseconds."""
+    if operator.compute_cost is None:  # nothing moves: what the case names is what it takes
+        return [c for c in operator.cases if c.get("bytes", 0) < 2e6 and "rounds" not in c.params]
     return [c for c in operator.cases if operator.compute_cost(c).bytes < 2e6 and operator.compute_cost(c).flops < 1e8]
+
+
+def results(operator, case, inputs, name="torch"):
+    """The outputs of an implementation, or what it gives to be judged where it writes none."""
+    function = operator.implementations[name]
+    try:
+        return getattr(function, "checked", function)(case, **inputs)
+    finally:
+        getattr(function, "close", lambda: None)()
 
 
 SMALL = [pytest.param(o, c, id=f"{o.name}-{c.name}") for o in OPERATORS.values() for c in small(o)]
@@ -67,23 +78,29 @@ def judge(operator, case, inputs, out, reference=None):
 
 
 def size(tensors):
-    return sum(t.numel() * t.element_size() for t in tensors)
+    return sum(t.numel() * t.element_size() for t in tensors if hasattr(t, "numel"))
+
+
+def same(a, b):
+    return torch.equal(a, b) if hasattr(a, "numel") else a == b
 
 
 def test_every_operator_has_small_odd_and_real_cases():
     for operator in OPERATORS.values():
         assert len(small(operator)) >= 2, operator.name
-        assert max(operator.compute_cost(c).bytes for c in operator.cases) > 1e6 or operator.name == "spin_lock"
+        if operator.compute_cost and operator.name not in ("spin_lock", "launch_chain"):
+            assert max(operator.compute_cost(c).bytes for c in operator.cases) > 1e6
         odd = [c for c in operator.cases if any(isinstance(v, int) and v % 2 and v > 1 for v in c.params.values())]
         assert len(operator.cases) <= 13, operator.name
         assert odd, f"{operator.name} has no odd-sized case"
-        assert {"torch", "compile"} <= set(operator.implementations)
+        assert "torch" in operator.implementations
+        assert ("compile" in operator.implementations) == (operator.timer == "device"), operator.name
 
 
 @pytest.mark.parametrize("operator, case", SMALL)
 def test_torch_agrees_with_the_reference(operator, case):
     inputs, reference = drawn(operator, case)
-    ok, error = judge(operator, case, inputs, operator.implementations["torch"](case, **inputs), reference)
+    ok, error = judge(operator, case, inputs, results(operator, case, inputs), reference)
     assert ok, f"relative error {error}"
 
 
@@ -108,19 +125,18 @@ def test_ours_agrees_with_the_reference(operator, case, name):
 def test_a_wrong_element_is_noticed(operator, case):
     inputs, reference = drawn(operator, case)
     whole = torch.contiguous_format  # or reshape would copy
-    out = {n: t.clone(memory_format=whole) for n, t in operator.implementations["torch"](case, **inputs).items()}
+    out = {n: t.clone(memory_format=whole) for n, t in results(operator, case, inputs).items()}
     first = next(iter(out.values())).reshape(-1)
     enough = 2 * operator.choose_tolerance(case).relative * float(first.double().norm())
     first[0] = 2 * abs(first[0]) + 3 + enough
     assert not judge(operator, case, inputs, out, reference)[0]
 
 
-@pytest.mark.parametrize("operator, case", SMALL)
+@pytest.mark.parametrize("operator, case", [p for p in SMALL if p.values[0].compute_cost])
 def test_cost_counts_each_byte_once(operator, case):
     inputs, reference = drawn(operator, case)
     cost = operator.compute_cost(case)
-    outputs = operator.kernels[0].outputs(case, **inputs) if operator.kernels else operator.implementations["torch"](
-        case, **inputs)
+    outputs = operator.kernels[0].outputs(case, **inputs) if operator.kernels else results(operator, case, inputs)
     written = size(outputs[n] for n in reference)
     assert written <= cost.bytes <= written + size(inputs.values())
     assert cost.flops >= 0
@@ -131,8 +147,8 @@ def test_cost_counts_each_byte_once(operator, case):
 def test_inputs_depend_on_the_seed_alone(operator):
     case = small(operator)[0]
     one, again, other = draw(operator, case, 1), draw(operator, case, 1), draw(operator, case, 2)
-    assert all(torch.equal(one[n], again[n]) for n in one)
-    assert any(not torch.equal(one[n], other[n]) for n in one)
+    assert all(same(one[n], again[n]) for n in one)
+    assert any(not same(one[n], other[n]) for n in one)
 
 
 # ---- launch plans ----

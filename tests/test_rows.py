@@ -222,10 +222,10 @@ def test_falls_back_with_one_warning(monkeypatch):
 def test_launches_of_one_kernel_share_no_state(monkeypatch):
     """Two threads may launch it at the same time, with other grids and streams."""
     seen = []
-    monkeypatch.setattr(jit, "_call", lambda name, config, *rest: seen.append(config._obj))
+    monkeypatch.setattr(jit, "call", lambda name, config, *rest: seen.append(config._obj))
     monkeypatch.setattr(jit._thread, "bound", True, raising=False)
     kernel = object.__new__(jit.Kernel)
-    kernel.device, kernel._handle, kernel._config = 0, None, jit._Config()
+    kernel.device, kernel.handle, kernel._config = 0, None, jit._Config()
     kernel((3, 1), [], 7)
     kernel((5, 2), [], 8)
     assert [(tuple(c.grid), c.stream) for c in seen] == [((3, 1, 1), 7), ((5, 2, 1), 8)]

@@ -101,8 +101,8 @@ def _directory(path: Path) -> str:
         if entry.suffix == ".json" and b'"brakecheck/run/' in read_head(entry, 4096):
             return "run"
     kinds = {k for e in entries[:64] if (k := _binary(h := read_head(e, HEAD)) or _text(h))}
-    if kinds == {"kineto"}:
-        return "kineto"  # one file a rank
+    if kinds in ({"kineto"}, {"cubin"}):
+        return kinds.pop()  # traces: one file a rank
     found = f"a directory of {', '.join(sorted(kinds))} files" if kinds else "a directory without known evidence"
     raise _unknown(path, found)
 

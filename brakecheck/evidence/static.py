@@ -6,7 +6,7 @@ import gzip
 import shutil
 import zlib
 from pathlib import Path
-from typing import Any, List
+from typing import Any, List, Optional, Sequence
 
 from ..model import BrakecheckError
 from .files import GZIP, read_text
@@ -14,15 +14,24 @@ from .table import Problem, Recording, kernel_frame
 
 
 def read_cubin(path: Path) -> Recording:
-    """The kernels of a cubin (plain or gzip)."""
+    """The kernels of a cubin (plain or gzip), or of a folder of them: there a file's name is the path of its kernels,
+    so that each is lined up with its namesake."""
+    path = Path(path)
+    if not path.is_dir():
+        return _recording("cubin", path, [_opened(path)])
+    files = [f for f in sorted(path.iterdir()) if f.suffix == ".cubin"]
+    return _recording("cubin", path, [_opened(f) for f in files], [f.stem for f in files])
+
+
+def _opened(path: Path) -> Any:
     from . import cubin
 
     try:
-        data = Path(path).read_bytes()
+        data = path.read_bytes()
         data = gzip.decompress(data) if data.startswith(GZIP) else data
     except (OSError, EOFError, zlib.error) as error:
         raise BrakecheckError(f"cannot read the file: {error}", str(path), "copy it again") from None
-    return _recording("cubin", path, [cubin.read_cubin(data, str(path))])
+    return cubin.read_cubin(data, str(path))
 
 
 def read_fatbin(path: Path) -> Recording:
@@ -43,16 +52,16 @@ def cuobjdump() -> Path:
     return disassembler().cuobjdump
 
 
-def _recording(kind: str, path: Path, cubins: List[Any]) -> Recording:
+def _recording(kind: str, path: Path, cubins: List[Any], files: Sequence[str] = ()) -> Recording:
     from . import names
 
-    kernels = [(c.arch, k) for c in cubins for k in c.kernels]
     archs = sorted({c.arch for c in cubins})
+    places: Sequence[Optional[str]] = files or [f"{c.arch}: machine code" if len(archs) > 1 else None for c in cubins]
+    kernels = [(place, k) for place, c in zip(places, cubins) for k in c.kernels]
     table = kernel_frame({
         "kind": ["kernel"] * len(kernels), "name": [names.demangle(k.name) for _, k in kernels],
         "raw_name": [k.name for _, k in kernels], "registers": [k.registers for _, k in kernels],
-        "shared_static": [k.shared for _, k in kernels],
-        "path": [f"{arch}: machine code" if len(archs) > 1 else None for arch, _ in kernels]})
+        "shared_static": [k.shared for _, k in kernels], "path": [place for place, _ in kernels]})
     return Recording(kind, str(path), table, metadata={"arch": ", ".join(archs)})
 
 

@@ -74,10 +74,10 @@ def nvrtc() -> Any:
 
 
 def compile_cubin(source: str, expressions: Sequence[str], arch: str, defines: Sequence[str] = (),
-                  library: Any = None) -> Tuple[bytes, List[str]]:
+                  library: Any = None, relocatable: bool = False) -> Tuple[bytes, List[str]]:
     """The cubin of a file in kernels/cuda with the given template instantiations, and their mangled names.
 
-    arch: sm_90a. library: a loaded NVRTC. Raises BrakecheckError with the compiler's log."""
+    arch: sm_90a. library: a loaded NVRTC. relocatable: to be linked. Raises BrakecheckError with the compiler's log."""
     lib = library or nvrtc()
     text = (CUDA_SOURCES / source).read_bytes()
     program = ctypes.c_void_p()
@@ -97,6 +97,7 @@ def compile_cubin(source: str, expressions: Sequence[str], arch: str, defines: S
         for expression in expressions:
             check(lib.nvrtcAddNameExpression(program, expression.encode()), "nvrtcAddNameExpression")
         flags = [f"-arch={arch}", "--std=c++17", f"-I{CUDA_SOURCES}", *(f"-D{d}" for d in defines)]
+        flags += ["--relocatable-device-code=true"] if relocatable else []
         raw = (ctypes.c_char_p * len(flags))(*[f.encode() for f in flags])
         check(lib.nvrtcCompileProgram(program, len(flags), raw), "nvrtcCompileProgram")
         names = []
@@ -163,26 +164,51 @@ def _driver() -> Any:
                                "install the driver") from None
 
 
-def _call(name: str, *arguments: Any) -> None:
-    code = getattr(_driver(), name)(*arguments)
+def call(name: str, *arguments: Any) -> None:
+    """Calls the CUDA driver. Raises BrakecheckError for what it refuses, UnavailableError for a name that it lacks."""
+    function = getattr(_driver(), name, None)
+    if function is None:
+        raise UnavailableError(f"this driver has no {name}", "libcuda.so.1", "update the driver")
+    code = function(*arguments)
     if code != 0:
         text = ctypes.c_char_p()
         _driver().cuGetErrorName(code, ctypes.byref(text))
         raise BrakecheckError(f"{name} failed: {(text.value or b'unknown error').decode()} ({code})")
 
 
+def device_runtime() -> Path:
+    """libcudadevrt.a, which kernels that launch kernels or set the conditions of a graph are linked with: of the CUDA
+    runtime's wheel, on which torch depends, or of a toolkit."""
+    folders = [Path(p) / "nvidia" for p in sys.path] + [Path(os.environ.get("CUDA_HOME") or "/usr/local/cuda")]
+    for folder in folders:
+        for found in sorted([*folder.glob("*/lib/libcudadevrt.a"), *folder.glob("lib*/libcudadevrt.a")]):
+            return found
+    raise UnavailableError("libcudadevrt.a was not found", "the CUDA runtime's wheel", "install nvidia-cuda-runtime")
+
+
+def tensor_at(address: int, size: int, device: int) -> Any:
+    """A tensor of `size` bytes (uint8) over memory that this device can reach and torch does not own: it must outlive
+    the tensor."""
+    import torch
+
+    class Memory:
+        __cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
+
+    return torch.as_tensor(Memory(), device=f"cuda:{device}")
+
+
 _thread = threading.local()
 
 
-def _bind(device: int) -> None:
+def bind(device: int) -> None:
     """Makes the device's primary context (torch's) current on this thread, if it has none: torch's backward threads may
     not have called the runtime yet."""
     current, handle = ctypes.c_void_p(), ctypes.c_int()
-    _call("cuCtxGetCurrent", ctypes.byref(current))
+    call("cuCtxGetCurrent", ctypes.byref(current))
     if not current:
-        _call("cuDeviceGet", ctypes.byref(handle), device)
-        _call("cuDevicePrimaryCtxRetain", ctypes.byref(current), handle)  # kept: torch holds it as long
-        _call("cuCtxSetCurrent", current)
+        call("cuDeviceGet", ctypes.byref(handle), device)
+        call("cuDevicePrimaryCtxRetain", ctypes.byref(current), handle)  # kept: torch holds it as long
+        call("cuCtxSetCurrent", current)
     _thread.bound = True
 
 
@@ -200,16 +226,16 @@ class Kernel:
         major, minor = torch.cuda.get_device_capability(device)
         self.name, self.device = expression, device
         image, mangled = cached_cubin(source, expression, f"sm_{major}{minor}{'a' if major >= 9 else ''}", defines)
-        module, self._handle = ctypes.c_void_p(), ctypes.c_void_p()
+        module, self.handle = ctypes.c_void_p(), ctypes.c_void_p()
         with torch.cuda.device(device):
             torch.cuda.init()
-            _bind(device)
-            _call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(image))
-            _call("cuModuleGetFunction", ctypes.byref(self._handle), module, mangled.encode())
+            bind(device)
+            call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(image))
+            call("cuModuleGetFunction", ctypes.byref(self.handle), module, mangled.encode())
             if shared > 0:
-                _call("cuFuncSetAttribute", self._handle, _MAX_DYNAMIC_SHARED, shared)
+                call("cuFuncSetAttribute", self.handle, _MAX_DYNAMIC_SHARED, shared)
             if cluster > 8:  # the portable limit
-                _call("cuFuncSetAttribute", self._handle, _NON_PORTABLE_CLUSTER, 1)
+                call("cuFuncSetAttribute", self.handle, _NON_PORTABLE_CLUSTER, 1)
             three = ctypes.c_uint * 3
             self._config = _Config(three(cluster, 1, 1), three(*block, 1), shared)
             attributes = [_Attribute(_CLUSTER_DIMENSION, b"", three(cluster, 1, 1))] if cluster > 1 else []
@@ -226,22 +252,23 @@ class Kernel:
 
         count = ctypes.c_int()
         if cluster > 1:
-            _call("cuOccupancyMaxActiveClusters", ctypes.byref(count), self._handle, ctypes.byref(self._config))
+            call("cuOccupancyMaxActiveClusters", ctypes.byref(count), self.handle, ctypes.byref(self._config))
             return count.value * cluster
-        _call("cuOccupancyMaxActiveBlocksPerMultiprocessor", ctypes.byref(count), self._handle, threads,
+        call("cuOccupancyMaxActiveBlocksPerMultiprocessor", ctypes.byref(count), self.handle, threads,
               ctypes.c_size_t(shared))
         return count.value * torch.cuda.get_device_properties(device).multi_processor_count
 
     def __call__(self, grid: Tuple[int, int], arguments: Sequence[Any], stream: int) -> None:
-        """grid: blocks in x and y. arguments: tensors, None (a null pointer), int and float, in the kernel's order."""
+        """grid: blocks in x and y. arguments: tensors, None (a null pointer), int, float and ctypes values, in the
+        kernel's order."""
         if not getattr(_thread, "bound", False):
-            _bind(self.device)
+            bind(self.device)
         values = [_value(a) for a in arguments]
         pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(v) for v in values])
         config = _Config.from_buffer_copy(self._config)  # of this call alone: other threads launch the kernel too
         config.grid[0], config.grid[1], config.grid[2] = grid[0], grid[1], 1
         config.stream = stream
-        _call("cuLaunchKernelEx", ctypes.byref(config), self._handle, pointers, None)
+        call("cuLaunchKernelEx", ctypes.byref(config), self.handle, pointers, None)
 
 
 def _value(argument: Any) -> Any:
@@ -251,6 +278,8 @@ def _value(argument: Any) -> Any:
         return ctypes.c_int32(argument)
     if isinstance(argument, float):
         return ctypes.c_float(argument)
+    if isinstance(argument, ctypes._SimpleCData):
+        return argument
     return ctypes.c_void_p(argument.data_ptr())
 
 

@@ -64,8 +64,8 @@ class Plan:
 
 
 # Narrowest first; the first that covers the row is taken. Measured on an H200, 2026-12-01, bfloat16, at 2, 8, 16, 64
-# and 256 KiB a row (benchmarks/records/2026-12-01-h200-rows-variants.json, 2026-12-01-h200-norms-variants.json); the
-# widths between follow their neighbours.
+# and 256 KiB a row (benchmarks/records/2026-12-01-h200-rows-variants.json, 2026-12-01-h200-norms-variants.json, and
+# -rows-own-memory.json, which counts); the widths between follow their neighbours.
 _NARROW = (Plan(32, 1, 8, blocks=8), Plan(32, 2, 8, blocks=6))
 SOFTMAX = (*_NARROW, Plan(32, 4, 2, blocks=16), Plan(64, 4, 2, blocks=12), Plan(128, 4, blocks=16),
            Plan(512, 2, blocks=4), Plan(256, 8, blocks=4), Plan(1024, 4, blocks=2),
@@ -83,15 +83,14 @@ NORM_RESIDUAL = (Plan(32, 1, 8, blocks=6), Plan(32, 2, 8, blocks=4), Plan(32, 4,
                  Plan(128, 4, blocks=6), Plan(256, 4, blocks=3), Plan(512, 4, blocks=2), Plan(1024, 4),
                  *(Plan(512, 8, cluster=c) for c in (2, 4, 8, 16)))
 SOFTMAX_BACKWARD = (Plan(32, 1, 8, blocks=6), Plan(32, 2, 8, blocks=4), Plan(128, 1, blocks=16), Plan(512, 1, blocks=4),
-                    Plan(1024, 1, blocks=2), Plan(512, 4, 1, BULK, 2), Plan(512, 2, cluster=4, blocks=3),
-                    Plan(512, 4, 1, BULK, 2, 4, 1, 2), Plan(512, 4, cluster=8, blocks=2),
-                    Plan(512, 4, 1, BULK, 2, 16, 1, 2), Plan(512, 8, cluster=16))
+                    *(Plan(512, 2, cluster=c, blocks=3) for c in (1, 2, 4)),
+                    *(Plan(512, 4, cluster=c, blocks=2) for c in (4, 8, 16)), Plan(512, 8, cluster=16))
 _BACKWARD = (Plan(32, 1, 8, BULK, 2, 1, 4, 2), Plan(32, 2, 8, BULK, 2, 1, 4, 2))
-RMS_NORM_BACKWARD = (*_BACKWARD, Plan(64, 2, 2, BULK, 2, 1, 8, 4), Plan(512, 1, 1, BULK, 3, 1, 4, 2),
+RMS_NORM_BACKWARD = (*_BACKWARD, Plan(128, 1, 4, BULK, 2, blocks=2), Plan(256, 2, 2, BULK, 3, finish=16),
                      Plan(512, 2, 1, BULK, 3, 1, 4), Plan(512, 4, 1, BULK, 2, 1, 2, finish=16),
                      Plan(512, 2, 1, BULK, 3, 4, 2, finish=16), Plan(512, 4, 1, BULK, 2, 4, 2, finish=16),
                      Plan(1024, 2, 1, BULK, 2, 8, finish=16), Plan(256, 8, 1, BULK, 2, 16, finish=16))
-LAYER_NORM_BACKWARD = (*_BACKWARD, Plan(64, 2, 4, BULK, 2, blocks=2), Plan(256, 2, 2, BULK, 4, finish=16),
+LAYER_NORM_BACKWARD = (*_BACKWARD, Plan(64, 2, 4, BULK, 2, blocks=2), Plan(256, 2, 2, BULK, 3, finish=16),
                        Plan(512, 2, 1, BULK, 3, 1, 2), Plan(512, 4, 1, BULK, 2, 1, 2, finish=16),
                        Plan(512, 4, 1, BULK, 2, 2, 4, finish=16), Plan(512, 4, 1, BULK, 2, 4, 2, finish=16),
                        Plan(256, 8, 1, BULK, 2, 8, finish=16), Plan(256, 8, 1, BULK, 2, 16, finish=16))

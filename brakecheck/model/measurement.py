@@ -15,8 +15,9 @@ RUN_SCHEMA = "brakecheck/run/1"
 class Key:
     """How a time was taken. Times with unlike keys are never compared.
 
-    timer: cuda-graph, cuda-events, steady-clock, or the name of another tool. mode: graph or eager. cache: cold or
-    warm. duty: burst or sustained. inputs: the distribution drawn from. harness: version of what did the timing."""
+    timer: cuda-graph, cuda-events, steady-clock, or the name of another tool. mode: graph, eager or alone (call
+    by call). cache: cold or warm. duty: burst or sustained. inputs: the distribution drawn from. harness: version of
+    what did the timing."""
 
     timer: str
     mode: str

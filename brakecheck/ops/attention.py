@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List
 
-from .base import Case, Cost, CudaKernel, Launch, Operator, Tolerance, blocks, f32, i32
+from . import in_triton
+from .base import Case, Cost, CudaKernel, Launch, Missing, Operator, Tolerance, blocks, f32, i32
 from .make import Make
 from .sdpa import BACKENDS, attend, attend_with_lse, dense
 
@@ -73,6 +74,13 @@ def _(case: Case, q: Any, k: Any, v: Any) -> Dict[str, Any]:
     """Flash attention by its own name: it also gives the log-sum-exp, which the public function keeps to itself."""
     out, lse = attend_with_lse(case, q, k, v)
     return {"out": out, "lse": lse}
+
+
+@op.implementation("triton")
+def _(case: Case, q: Any, k: Any, v: Any) -> Dict[str, Any]:
+    if q.shape[2] not in (16, 32, 64, 128):
+        raise Missing(f"the Triton kernel has head dimensions of 16, 32, 64 and 128, not {q.shape[2]}")
+    return in_triton.kernels(q, dots=True).attention(q, k, v, case["causal"]).run()
 
 
 @op.layout("length-first")

@@ -19,9 +19,10 @@ An operator in ten lines (see docs/adding-a-kernel.md):
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ..model import Entry, Source
 from .compiled import compiled
@@ -40,6 +41,13 @@ ROUNDING = 0.212
 class Missing(Exception):
     """This stack or device has no such operator, case, implementation or library backend: the state of that case is
     "missing", not "error"."""
+
+
+def gpu_of(device: Any) -> int:
+    """The index of a torch.device of CUDA. Raises Missing for another."""
+    if device.type != "cuda":
+        raise Missing(f"this takes an NVIDIA GPU, and is asked for on {device}")
+    return int(device.index or 0)
 
 
 def _always(case: Case) -> bool:
@@ -199,21 +207,79 @@ class CudaKernel:
 # What others have said of kernels; docs/findings-moe.md has what was measured.
 CLAIMS = {
     "A2": "softmax fused with warp tiles is right, and faster than unfused",
+    "A3": "a chain of small kernels with programmatic dependent launch: -18 % of scheduling",
     "A4": "__restrict__ gives better register allocation",
     "A5": "a spin lock of warps with atomicExch, __nanosleep and __syncwarp: 82 -> 137 ns, throughput +22 %",
     "A9": "atomics aggregated within a warp: 118 -> 5.9 cycles",
     "A11": "attention tiles of 128x64 -> 96x64: 58 -> 43 registers, 182.3 -> 217.6 TFLOP/s",
     "A13": "divergence within a warp can be traced to its source lines",
     "B2": "bulk tensor copies (TMA) in an int8 matrix product: 3.2 times the instruction-level parallelism",
+    "B3": "conditional nodes of a graph: a launch takes 8.2 -> 0.3 us",
+    "B6": "managed memory with advice and prefetch, under sparse access: 18.7 -> 3.2 us",
     "B8": "the guard of a top-k router against the empty ballot: +17.2 % latency",
     "B9": "a padded shared tile in a transpose, against bank conflicts: 42 -> 69 % of the bandwidth",
+    "B11": "an arena instead of an allocator: 8.2 -> 0.9 us, fragmentation 37 -> 4.1 %",
     "B12": "inline PTX in a router's reduction: 2.41 -> 3.79 instructions a cycle",
 }
 
 
+@dataclass(frozen=True)
+class Calls:
+    """What an implementation with a set-up is called by, each without arguments. timed: gives the named outputs, none
+    where nothing is written (an allocation). before: called ahead of each timed call and outside of its time, where the
+    operator's timer is "alone". checked: called instead of `timed` where the result is judged."""
+
+    timed: Callable[[], Dict[str, Any]]
+    before: Optional[Callable[[], Any]] = None
+    checked: Optional[Callable[[], Dict[str, Any]]] = None
+
+
+class Setup:
+    """An implementation that has something made before its calls and given back after them: a pool, a captured graph,
+    managed memory. make: see Operator.setup.
+
+    It is made at the first call with these very inputs (the same objects), and given back by `close`, which the worker
+    calls at the end of a visit, or by a call with other inputs."""
+
+    def __init__(self, make: Callable[..., Iterator[Union[Calls, Callable[[], Dict[str, Any]]]]]) -> None:
+        self._open = contextlib.contextmanager(make)
+        self._given = contextlib.ExitStack()
+        self._for: Optional[Tuple[Case, Dict[str, Any]]] = None
+        self._calls: Calls
+
+    def _made(self, case: Case, inputs: Dict[str, Any]) -> Calls:
+        if self._for is None or self._for[0] is not case or any(self._for[1][n] is not v for n, v in inputs.items()):
+            self.close()
+            made = self._given.enter_context(self._open(case, **inputs))
+            self._calls = made if isinstance(made, Calls) else Calls(made)
+            self._for = case, inputs
+        return self._calls
+
+    def __call__(self, case: Case, **inputs: Any) -> Dict[str, Any]:
+        return self._made(case, inputs).timed()
+
+    def before(self, case: Case, **inputs: Any) -> None:
+        calls = self._made(case, inputs)
+        if calls.before is not None:
+            calls.before()
+
+    def checked(self, case: Case, **inputs: Any) -> Dict[str, Any]:
+        calls = self._made(case, inputs)
+        return (calls.checked or calls.timed)()
+
+    def close(self) -> None:
+        self._for = None
+        self._given.close()
+
+
 @dataclass
 class Operator:
-    """A named computation. `claims` are those of CLAIMS that it settles."""
+    """A named computation. `claims` are those of CLAIMS that it settles.
+
+    timer: what a time of it is. "device": of the work on the device (replay of a captured graph; events around what
+    cannot be captured). "wall": of a window of calls on the host's clock, to the end of their work, over one set of
+    inputs: for what is about the host, as allocations, launches and copies from it are. "alone": the same of single
+    calls, each on an idle device, where a call finds what another left behind."""
 
     name: str
     title: str
@@ -227,6 +293,7 @@ class Operator:
     choose_tolerance: Optional[Callable[[Case], Tolerance]] = None
     compare: Optional[Callable[..., Dict[str, Any]]] = None
     layouts: Dict[str, Callable[..., Dict[str, Any]]] = field(default_factory=dict)
+    timer: str = "device"
 
     def power_limited(self, case: Case) -> bool:
         """Whether a GPU's power cap is likely to decide this case's time, so that it needs a fixed duty cycle."""
@@ -261,13 +328,24 @@ class Operator:
 
     def implementation(self, name: str) -> Callable[..., Callable[..., Dict[str, Any]]]:
         """Registers function(case, **inputs) -> named outputs under `name` (torch, triton, ...). What is registered as
-        "torch" is also there as "compile", through torch.compile, unless the operator brings its own."""
+        "torch" is also there as "compile", through torch.compile, unless the operator brings its own, or is about the
+        host's part, which a compiler would do away with."""
 
         def register(function: Callable[..., Dict[str, Any]]) -> Callable[..., Dict[str, Any]]:
             self.implementations[name] = function
-            if name == "torch":
+            if name == "torch" and self.timer == "device":
                 self.implementations.setdefault("compile", compiled(function))
             return function
+
+        return register
+
+    def setup(self, name: str) -> Callable[..., Setup]:
+        """Registers a generator function(case, **inputs) under `name`: it makes what the calls need, yields them (one
+        function without arguments, or Calls), and after the yield gives back what it made."""
+
+        def register(make: Callable[..., Iterator[Union[Calls, Callable[[], Dict[str, Any]]]]]) -> Setup:
+            found = self.implementations[name] = Setup(make)
+            return found
 
         return register
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List
 
+from . import in_triton
 from .base import Case, Cost, CudaKernel, Launch, Operator, TensorMap, Tolerance, blocks, i32
 from .make import Make
 
@@ -50,6 +51,11 @@ def _(case: Case) -> Tolerance:
 @op.implementation("torch")
 def _(case: Case, a: Any, b: Any) -> Dict[str, Any]:
     return {"c": a @ b.T}
+
+
+@op.implementation("triton")
+def _(case: Case, a: Any, b: Any) -> Dict[str, Any]:
+    return in_triton.kernels(a, dots=True).matmul(a, b.T).run()
 
 
 def _outputs(case: Case, a: Any, b: Any) -> Dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List
 
+from . import in_triton
 from .base import Case, Cost, CudaKernel, Launch, Operator, Tolerance, blocks, i64
 from .make import Make
 
@@ -41,6 +42,11 @@ def _(case: Case, gate: Any, up: Any, residual: Any) -> Dict[str, Any]:
     import torch
 
     return {"out": residual + torch.nn.functional.silu(gate) * up}
+
+
+@op.implementation("triton")
+def _(case: Case, gate: Any, up: Any, residual: Any) -> Dict[str, Any]:
+    return in_triton.kernels(gate).elementwise_chain(gate, up, residual).run()
 
 
 def _outputs(case: Case, gate: Any, up: Any, residual: Any) -> Dict[str, Any]:

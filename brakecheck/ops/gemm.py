@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any, Dict, Iterator, List
 
+from . import in_triton
 from .base import ROUNDING, Case, Cost, Missing, Operator, Tolerance
 from .compiled import compiled
 from .make import Make
@@ -152,6 +153,8 @@ def _operator(dtype: str, title: str) -> Operator:
     for name, value in (("full-precision-reduction", False), ("reduced-precision-reduction", True)):
         if dtype in REDUCED:
             operator.implementation(name)(_with_reduction(dtype, value))
+    if dtype in REDUCED:
+        operator.implementation("triton")(_in_triton)
     return operator
 
 
@@ -163,6 +166,10 @@ def _with_reduction(dtype: str, reduced: bool) -> Any:
             return {"c": _product(dtype, case, **tensors)}
 
     return implementation
+
+
+def _in_triton(case: Case, a: Any, b: Any) -> Dict[str, Any]:
+    return in_triton.kernels(a, dots=True).matmul(a, b).run()
 
 
 ops = [

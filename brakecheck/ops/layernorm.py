@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List
 
+from . import in_triton
 from .base import Case, Cost, CudaKernel, Launch, Operator, Tolerance, blocks, f32, i32
 from .make import Make
 
@@ -55,6 +56,11 @@ def _(case: Case, x: Any, weight: Any, bias: Any) -> Dict[str, Any]:
     import torch
 
     return {"out": torch.nn.functional.layer_norm(x, (case["columns"],), weight, bias, EPSILON)}
+
+
+@op.implementation("triton")
+def _(case: Case, x: Any, weight: Any, bias: Any) -> Dict[str, Any]:
+    return in_triton.kernels(x, row=case["columns"]).layer_norm(x, weight, bias, EPSILON).run()
 
 
 def _outputs(case: Case, x: Any, weight: Any, bias: Any) -> Dict[str, Any]:

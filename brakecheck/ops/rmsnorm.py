@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List
 
+from . import in_triton
 from .base import Case, Cost, CudaKernel, Launch, Operator, Tolerance, blocks, f32, i32
 from .make import Make
 
@@ -52,6 +53,11 @@ def _(case: Case, x: Any, weight: Any) -> Dict[str, Any]:
     import torch
 
     return {"out": torch.nn.functional.rms_norm(x, (case["columns"],), weight, EPSILON)}
+
+
+@op.implementation("triton")
+def _(case: Case, x: Any, weight: Any) -> Dict[str, Any]:
+    return in_triton.kernels(x, row=case["columns"]).rms_norm(x, weight, EPSILON).run()
 
 
 def _outputs(case: Case, x: Any, weight: Any) -> Dict[str, Any]:

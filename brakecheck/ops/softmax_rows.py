@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List
 
 from ..model import Entry
+from . import in_triton
 from .base import Case, Cost, CudaKernel, Launch, Operator, Tolerance, blocks, i32
 from .make import Make
 
@@ -49,6 +50,11 @@ def _(case: Case) -> Tolerance:
 @op.implementation("torch")
 def _(case: Case, x: Any) -> Dict[str, Any]:
     return {"out": x.softmax(1)}
+
+
+@op.implementation("triton")
+def _(case: Case, x: Any) -> Dict[str, Any]:
+    return in_triton.kernels(x).softmax(x).run()
 
 
 def _outputs(case: Case, x: Any) -> Dict[str, Any]:

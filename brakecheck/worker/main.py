@@ -7,8 +7,8 @@ cannot corrupt an answer. Requests: hello, cases, ready, fingerprint, measure, e
     {"id": 1, "do": "hello", "device": "cpu", "ops": ["/path/my_ops.py"], "threads": 2, "mix": {"softmax": [{"M": 8}]}}
     {"id": 1, "ok": true, "result": {...}}
     {"id": 1, "ok": false, "state": "oom", "message": "...", "detail": "..."}
-state is one of: error, oom, missing (operator, implementation or import), unusable (the device), crash (an error that
-the device does not recover from: the worker ends after this answer).
+state is one of: error, oom, missing (operator, implementation, import, or what one of them needs), unusable (the
+device), crash (an error that the device does not recover from: the worker ends after this answer).
 """
 
 from __future__ import annotations
@@ -111,9 +111,10 @@ def _state(problem: BaseException) -> str:
     names = {kind.__name__ for kind in type(problem).__mro__}
     if "Unusable" in names:
         return "unusable"
-    if "MemoryError" in names or "OutOfMemoryError" in names or "out of memory" in str(problem).lower():
+    text = str(problem).lower().replace("_", " ")  # the driver spells CUDA_ERROR_OUT_OF_MEMORY
+    if "MemoryError" in names or "OutOfMemoryError" in names or "out of memory" in text:
         return "oom"
-    return "missing" if names & {"Missing", "ImportError"} else "error"
+    return "missing" if names & {"Missing", "ImportError", "UnavailableError"} else "error"
 
 
 def answer(worker: Worker, request: Dict[str, Any]) -> Dict[str, Any]:

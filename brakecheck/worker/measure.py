@@ -46,6 +46,14 @@ def measure(device: Device, operators: Dict[str, Any], request: Dict[str, Any]) 
     """The block as JSON data. request: operator, case, implementation; seed; checks (memory growth, numerics,
     repeated launches, profiler: once per arm is enough); settle; plan (fields of timers.Plan)."""
     op, case, function = find(operators, request["operator"], request["case"], request["implementation"])
+    try:
+        return _measure(device, op, case, function, request)
+    finally:
+        getattr(function, "close", lambda: None)()  # of a set-up (ops/base.py)
+
+
+def _measure(device: Device, op: Any, case: Any, function: Callable[..., Any],
+             request: Dict[str, Any]) -> Dict[str, Any]:
     seed = int(request.get("seed", 0))
     known = {f.name for f in fields(timers.Plan)}
     plan = timers.Plan(**{k: v for k, v in request.get("plan", {}).items() if k in known})
@@ -63,7 +71,7 @@ def measure(device: Device, operators: Dict[str, Any], request: Dict[str, Any]) 
     if plan.duty == "sustained":
         timers.warm_up(device, rotation, 1.0)
     before, energy, begin = device.state(), device.energy(), time.time()
-    sampled, captured = _time(device, rotation, plan)
+    sampled, captured = _time(device, rotation, plan, op.timer)
     laps.end("capture_and_warm_up", but=sampled.seconds)
     laps.seconds["sampling"] = sampled.seconds
     after, energy_after = device.state(), device.energy()
@@ -72,7 +80,7 @@ def measure(device: Device, operators: Dict[str, Any], request: Dict[str, Any]) 
                 "cache": timers.cache_policy(rotation, device.cache_bytes()), "inputs": _distribution(make.drawn)},
         "us": sampled.us, "calls": sampled.calls, "extra_calls": sampled.extra, "clocks": sampled.clocks,
         "buffers": len(rotation.buffers), "started": begin, "settle": settled, "before": before, "after": after,
-        "wall_us": timers.wall_samples(device, rotation, plan) if device.cuda else None,
+        "wall_us": timers.wall_samples(device, rotation, plan) if device.cuda and op.timer == "device" else None,
         "first_call_ms": first, "memory": used, "spent": laps.seconds,
     }
     laps.end("wall")
@@ -119,14 +127,19 @@ def _rotation(device: Device, op: Any, case: Any, function: Any, inputs: Any, ou
               seed: int) -> timers.Rotation:
     """Draws the inputs again with the same seed: equal values in distinct memory, whatever their strides."""
     each = timers.bytes_of(inputs) + timers.bytes_of(outputs)
+    if op.timer != "device":
+        return timers.Rotation(function, case, [inputs], each)
     count = timers.rotation_size(each, device.cache_bytes(), device.free_bytes())
     more = [op.make_inputs(case, _make(device, seed)) for _ in range(count - 1)]
     return timers.Rotation(function, case, [inputs, *more], each)
 
 
-def _time(device: Device, rotation: timers.Rotation, plan: timers.Plan) -> Tuple[timers.Sampled, Optional[Any]]:
-    if not device.cuda:
-        return timers.cpu_samples(device, rotation, plan), None
+def _time(device: Device, rotation: timers.Rotation, plan: timers.Plan,
+          timer: str) -> Tuple[timers.Sampled, Optional[Any]]:
+    if timer == "alone":
+        return timers.single_samples(device, rotation, plan), None
+    if timer == "wall" or not device.cuda:
+        return timers.host_samples(device, rotation, plan), None
     try:
         return timers.graph_samples(device, rotation, plan)
     except RuntimeError as problem:
@@ -141,6 +154,8 @@ def _time(device: Device, rotation: timers.Rotation, plan: timers.Plan) -> Tuple
 def _check(device: Device, op: Any, case: Any, function: Any, seed: int, first: Any,
            captured: Optional[Any]) -> Dict[str, Any]:
     inputs = op.make_inputs(case, _make(device, seed))
+    function = getattr(function, "checked", function)
+    first = first or function(case, **inputs)
     sizes = [timers.bytes_of(t) for t in timers.tensors_of(first)]
     second, poisoned = _poisoned_call(device, function, case, inputs, sizes)
     fresh = op.make_inputs(case, _make(device, seed))

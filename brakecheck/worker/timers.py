@@ -1,4 +1,4 @@
-"""Timers: device time of CUDA-graph replay, eager device and wall time, kernel sum of the profiler, CPU clocks.
+"""Timers: device time of CUDA-graph replay, eager device and wall time, kernel sum of the profiler, the host's clock.
 
 All of them call the implementation over a rotation of input buffers that together exceed the last-level cache several
 times over: the cache is cold because the next buffer was not in it, so nothing has to be flushed inside the window.
@@ -21,6 +21,7 @@ MOST_BYTES = 320 << 20  # drawing more takes longer than timing: servers show a 
 LONG = 5          # visits that take this many times their time are content with three samples
 KEEP = 1 << 30    # outputs of one captured graph that may stay alive, bytes
 MOST_CALLS = 20_000  # of a window
+LONGEST_US = 200_000.0  # of a window on the host's clock that holds more than one call
 ROUND_US = 20_000.0  # most time that a sample may take only to go once through all buffers
 BURST_SHARE = 0.4  # busy share of a burst duty cycle: a power cap averages over tens of milliseconds
 
@@ -183,23 +184,60 @@ def warm_up(device: Device, rotation: Rotation, seconds: float) -> None:
         device.sync()
 
 
-# ---- CPU -------------------------------------------------------------------------------------------------------------
-def cpu_samples(device: Device, rotation: Rotation, plan: Plan) -> Sampled:
-    calls = plan.choose_calls(estimate_us(device, rotation))
+# ---- the host's clock ------------------------------------------------------------------------------------------------
+def _clock(device: Device, plan: Plan) -> Tuple[str, Callable[[], int]]:
+    """Name and nanoseconds. The processor time of a process does not see it wait for a GPU."""
+    if plan.clock == "cpu-time" and not device.cuda:
+        return "cpu-time", time.process_time_ns
+    return "steady-clock", time.perf_counter_ns
+
+
+def _calls(plan: Plan, estimate_us: float) -> int:
+    """Calls of a window. Another arm, a thousand times faster, may have chosen more than this one does in a second."""
+    calls = plan.choose_calls(estimate_us)
+    if calls * estimate_us > LONGEST_US and plan.granularity == 1 and not plan.inject:
+        plan.calls = calls = max(1, int(LONGEST_US / estimate_us))
+    return calls
+
+
+def host_samples(device: Device, rotation: Rotation, plan: Plan) -> Sampled:
+    """Windows of calls to the end of their work: of operators on a CPU, and of those that are about the host."""
+    calls = _calls(plan, estimate_us(device, rotation))
     order, extra = order_of(calls, plan.inject)
     offset = 0
-    now = time.process_time_ns if plan.clock == "cpu-time" else time.perf_counter_ns
+    timer, now = _clock(device, plan)
 
     def window() -> float:
         nonlocal offset
         offset += calls  # go on where the last window stopped, so that short windows too see every buffer in turn
+        device.sync()
         begin = now()
         for i in order:
             rotation.call(offset + i)
+        device.sync()
         return (now() - begin) / 1000
 
-    timer = "cpu-time" if plan.clock == "cpu-time" else "steady-clock"
     return _sample(device, plan, Sampled(timer, "eager", calls, extra), window)
+
+
+def single_samples(device: Device, rotation: Rotation, plan: Plan) -> Sampled:
+    """Calls one by one, each from an idle device to the end of its work. What an implementation does `before` each of
+    them is outside of the time."""
+    before = getattr(rotation.function, "before", lambda case, **inputs: None)
+    timer, now = _clock(device, plan)
+
+    def single(i: int) -> float:
+        before(rotation.case, **rotation.buffers[i % len(rotation.buffers)])
+        device.sync()
+        begin = now()
+        rotation.call(i)
+        device.sync()
+        return (now() - begin) / 1000
+
+    single(0)
+    calls = _calls(plan, single(1))
+    order, extra = order_of(calls, plan.inject)
+    return _sample(device, plan, Sampled(timer, "alone", calls, extra), lambda: sum(map(single, order)))
 
 
 # ---- CUDA ------------------------------------------------------------------------------------------------------------

@@ -136,17 +136,6 @@ __device__ __forceinline__ float load_shared(const float* p) {
 __device__ __forceinline__ void store(void* p, uint4 v) {
   asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" :: "l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
-// Past L1, where gamma and beta should stay.
-__device__ __forceinline__ uint4 load_once(const void* p) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-  return v;
-}
-__device__ __forceinline__ void store_once(void* p, uint4 v) {
-  asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1,%2,%3,%4};"
-               :: "l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
 // Keeps packed values packed: without it the compiler unpacks gamma once, outside the loop, into twice the registers.
 __device__ __forceinline__ uint4 opaque(uint4 v) {
   asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w));
@@ -336,7 +325,7 @@ __device__ __forceinline__ Sum2 reduce_row(Sum2 p, Sum2* slots, int parity) {
 // T: element. TPR: threads a row (in one block). VPT: 16-byte vectors a thread holds of each stream. R: rows a block works
 // on at once. LOAD: see above. STAGES: rows in flight or in use, a team (kBulk). STREAMS: inputs of the same shape (1: x;
 // 2: x and dy). CLUSTER: blocks a row (then R is 1). GROUP: teams of blocks in a hardware cluster (for sums at the end).
-// P: the partial result of a reduction. ONCE: loads bypass L1. raw: dynamic shared memory; kBulk takes
+// P: the partial result of a reduction. raw: dynamic shared memory; kBulk takes
 // R * STAGES * STREAMS * chunk elements of it, chunk = columns a block holds.
 enum Load { kDirect = 0, kBulk = 1 };
 
@@ -345,8 +334,7 @@ __device__ __forceinline__ int chunk_of(int n, int cluster) {
   return cluster == 1 ? n : (n / Vec<T>::size + cluster - 1) / cluster * Vec<T>::size;
 }
 
-template <typename T, int TPR, int VPT, int R, int LOAD, int STAGES, int STREAMS, int CLUSTER, int GROUP, typename P,
-          bool ONCE>
+template <typename T, int TPR, int VPT, int R, int LOAD, int STAGES, int STREAMS, int CLUSTER, int GROUP, typename P>
 struct Walk {
   static constexpr int kVec = Vec<T>::size;
   static constexpr int kWarps = TPR * R / 32;
@@ -410,7 +398,7 @@ struct Walk {
           const int column = (j * TPR + lane) * kVec;
           if (column < mine) {
             const T* p = from[k] + size_t(row) * n + begin + column;
-            held[k][j] = ONCE ? load_once(p) : load(p);
+            held[k][j] = load(p);
           }
         }
     };
@@ -425,15 +413,17 @@ struct Walk {
 #endif
     };
     uint4 held[STREAMS][VPT];
-    follow();
-    if constexpr (LOAD != kBulk) {
-      if (first < rows) take(first, held);
-    }
 #if ROWS_BULK
     if (CLUSTER > 1 && threadIdx.x == 0) barrier_init(&arrived[0], 1), barrier_init(&arrived[1], 1);
     if (LOAD == kBulk && lane == 0)
       for (int s = 0; s < STAGES; ++s) barrier_init(&ready[s], 1);
     if constexpr (CLUSTER > 1 || LOAD == kBulk) barriers_ready();
+#endif
+    follow();
+    if constexpr (LOAD != kBulk) {
+      if (first < rows) take(first, held);
+    }
+#if ROWS_BULK
     if constexpr (CLUSTER > 1) cluster_arrive_relaxed();
     if (LOAD == kBulk && lane == 0)
       for (int s = 0; s < STAGES; ++s)

@@ -207,13 +207,15 @@ __global__ void __launch_bounds__(TPR* R, BLOCKS)
       merge<CENTER, CLUSTER>(box + m * kKinds, ROWS * kKinds, n, chunk, mean[m], m2.v[m]);
   }
 #endif
+  float own_mean = 0.f, own_rstd = 0.f;  // lane m writes those of row m
 #pragma unroll
   for (int m = 0; m < ROWS; ++m) {
     rstd[m] = rsqrtf(m2.v[m] / n + eps);
-    if (lane == 0 && begin == 0 && valid(m)) {
-      if (CENTER && mean_out) mean_out[row0 + m] = mean[m];
-      if (rstd_out) rstd_out[row0 + m] = rstd[m];
-    }
+    if (lane == m) own_mean = CENTER ? mean[m] : 0.f, own_rstd = rstd[m];
+  }
+  if (lane < ROWS && begin == 0 && valid(lane)) {
+    if (CENTER && mean_out) mean_out[row0 + lane] = own_mean;
+    if (rstd_out) rstd_out[row0 + lane] = own_rstd;
   }
 #pragma unroll
   for (int j = 0; j < VPT; ++j) {
@@ -366,7 +368,8 @@ __global__ void __launch_bounds__(TPR* R, BLOCKS)
     norm_rows_backward(const T* __restrict__ x, const T* __restrict__ dy, const T* __restrict__ gamma,
                        const float* __restrict__ mean_in, const float* __restrict__ rstd_in, T* __restrict__ dx,
                        float* __restrict__ partial_gamma, float* __restrict__ partial_beta, int rows, int n, int pitch) {
-  using Walk = rows::Walk<T, TPR, VPT, R, LOAD, STAGES, 2, CLUSTER, GROUP, Sum2, true>;
+  using Part = rows::Sums<CENTER ? 2 : 1>;
+  using Walk = rows::Walk<T, TPR, VPT, R, LOAD, STAGES, 2, CLUSTER, GROUP, Part>;
   extern __shared__ __align__(128) unsigned char raw[];
   const T* from[2] = {x, dy};
   const int chunk = rows::chunk_of<T>(n, CLUSTER);
@@ -383,6 +386,7 @@ __global__ void __launch_bounds__(TPR* R, BLOCKS)
       if (CENTER) dbeta[CENTER ? j : 0][i] = 0.f;
     }
   }
+  const float share = 1.f / float(n);
   // A row's mean and rstd are asked for one row ahead: their latency would stand at the head of every row.
   const int step = int(gridDim.x) / CLUSTER * R, first = int(blockIdx.x) / CLUSTER * R + int(threadIdx.x) / TPR;
   float mean = 0.f, rstd = 0.f, next_mean = 0.f, next_rstd = 0.f;
@@ -400,7 +404,7 @@ __global__ void __launch_bounds__(TPR* R, BLOCKS)
   auto part = [&](int row, int begin, int mine, int lane, uint4(&held)[2][VPT]) {
     rstd = next_rstd, mean = next_mean;
     ask(row + step);
-    Sum2 sums = Sum2::none();
+    Part sums = Part::none();
 #pragma unroll
     for (int j = 0; j < VPT; ++j)
       if ((j * TPR + lane) * kVec < mine) {
@@ -412,13 +416,13 @@ __global__ void __launch_bounds__(TPR* R, BLOCKS)
           const float hat = CENTER ? normalise(a[i], mean, rstd) : a[i] * rstd, g = d[i] * w[i];
           dgamma[j][i] = fmaf(d[i], hat, dgamma[j][i]);
           sums.v[0] = fmaf(g, hat, sums.v[0]);
-          if (CENTER) sums.v[1] += g, dbeta[CENTER ? j : 0][i] += d[i];
+          if constexpr (CENTER) sums.v[1] += g, dbeta[j][i] += d[i];
         }
       }
     return sums;
   };
-  auto finish = [&](int row, int begin, int mine, int lane, uint4(&held)[2][VPT], Sum2 sums) {
-    const float along = sums.v[0] / n, shift = CENTER ? sums.v[1] / n : 0.f;
+  auto finish = [&](int row, int begin, int mine, int lane, uint4(&held)[2][VPT], Part sums) {
+    const float along = sums.v[0] * share, shift = CENTER ? sums.v[CENTER] * share : 0.f;
     // rstd (g - shift - hat along) as one line in x, with the accuracy that normalise has: slope x + level + rstd g.
     const float slope = -rstd * rstd * along, level = CENTER ? rstd * fmaf(mean * rstd, along, -shift) : 0.f;
     T* out = dx + size_t(row) * n + begin;

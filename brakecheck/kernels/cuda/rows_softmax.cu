@@ -14,8 +14,7 @@ constexpr int kVec = Vec<T>::size;
 // y[r, :] = softmax(x[r, :]). n is a multiple of 16 bytes; TPR * VPT vectors cover a row (of one block of the cluster).
 template <int TPR, int VPT, int R, int LOAD, int STAGES, int CLUSTER, int BLOCKS>
 __global__ void __launch_bounds__(TPR* R, BLOCKS) softmax_rows(const T* __restrict__ x, T* __restrict__ y, int rows, int n) {
-  constexpr bool kOnce = TPR == 32;  // measured: past L1 is better for a warp a row, plain loads and stores for wider teams
-  using Walk = rows::Walk<T, TPR, VPT, R, LOAD, STAGES, 1, CLUSTER, 1, MaxSum, kOnce>;
+  using Walk = rows::Walk<T, TPR, VPT, R, LOAD, STAGES, 1, CLUSTER, 1, MaxSum>;
   const T* from[1] = {x};
   // The row stays packed in registers; its exponentials are taken twice, which costs less than the registers to keep them.
   auto part = [&](int row, int begin, int mine, int lane, uint4(&held)[1][VPT]) {
@@ -47,8 +46,7 @@ __global__ void __launch_bounds__(TPR* R, BLOCKS) softmax_rows(const T* __restri
         Vec<T>::unpack(rows::opaque(held[0][j]), f);
 #pragma unroll
         for (int i = 0; i < kVec; ++i) f[i] = exp2_fast(fmaf(f[i], rows::kLog2e, -all.maximum)) * scale;
-        if constexpr (kOnce) rows::store_once(out + column, Vec<T>::pack(f));
-        else rows::store(out + column, Vec<T>::pack(f));
+        rows::store(out + column, Vec<T>::pack(f));
       }
     }
   };
@@ -60,7 +58,7 @@ __global__ void __launch_bounds__(TPR* R, BLOCKS) softmax_rows(const T* __restri
 template <int TPR, int VPT, int R, int LOAD, int STAGES, int CLUSTER, int BLOCKS>
 __global__ void __launch_bounds__(TPR* R, BLOCKS)
     softmax_rows_backward(const T* __restrict__ y, const T* __restrict__ dy, T* __restrict__ dx, int rows, int n) {
-  using Walk = rows::Walk<T, TPR, VPT, R, LOAD, STAGES, 2, CLUSTER, 1, Sum, true>;
+  using Walk = rows::Walk<T, TPR, VPT, R, LOAD, STAGES, 2, CLUSTER, 1, Sum>;
   const T* from[2] = {y, dy};
   auto part = [&](int row, int begin, int mine, int lane, uint4(&held)[2][VPT]) {
     float dot = 0.f;
@@ -84,7 +82,7 @@ __global__ void __launch_bounds__(TPR* R, BLOCKS)
         Vec<T>::unpack(held[0][j], a), Vec<T>::unpack(held[1][j], b);
 #pragma unroll
         for (int i = 0; i < kVec; ++i) a[i] *= b[i] - dot.v[0];
-        rows::store_once(out + column, Vec<T>::pack(a));
+        rows::store(out + column, Vec<T>::pack(a));
       }
     }
   };
