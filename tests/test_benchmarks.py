@@ -99,7 +99,7 @@ def test_the_shapes_that_have_a_target_come_first(load):
 
 def test_a_record_that_was_cut_off_is_drawn_as_far_as_it_goes(load, tmp_path):
     rows = load("rows")
-    record = json.loads((FOLDER / "records" / "2026-12-01-h200-rows-first-shapes.json").read_text())
+    record = json.loads((FOLDER / "records" / "2026-12-01-h200-rows.json").read_text())
     record["rows"].append({**record["rows"][0], "operator": "softmax backward", "rows": 4, "columns": 102400})
     record["rows"] = [row for row in record["rows"] if row["operator"] != "softmax backward" or row["rows"] == 4]
     rows.plot(record, tmp_path)
