@@ -268,6 +268,7 @@ def test_interrupt_keeps_what_was_measured_and_resume_goes_on(tmp_path):
     first.progress = stop
     run = first.run()
     assert not run.complete and sum(len(m.blocks) for m in run.measurements) == 8
+    assert {m.message for m in run.measurements if m.status == "unmeasured"} <= {"it was interrupted first"}
     with path.open("a") as file:
         file.write('{"event": "visit", "ar')  # killed while writing
     second = controller(arms, Journal(path))
@@ -353,6 +354,10 @@ def test_implementations_are_compared_where_both_are_written(tmp_path):
 
     assert chosen("torch") == ["mm", "copy"] and chosen("mine") == ["mm"]
     assert chosen("mine", operators=("mm", "copy")) == ["mm", "copy"]  # asked for by name: that it is missing is said
+    with pytest.raises(UsageError, match="'copy .*is about copy, which does not have both torch and mine"):
+        chosen("mine", cases="copy *|mm *")
+    with pytest.raises(UsageError, match="no case fits 'copy"):
+        chosen("mine", cases="copy *|mm *", operators=("mm",))
     with pytest.raises(UsageError, match="implementation 'triton'"):
         chosen("triton")
 

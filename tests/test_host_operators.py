@@ -154,6 +154,21 @@ def test_a_set_up_that_fails_is_tried_again():
     assert op.implementations["s"](op.cases[0]) == {"out": 1}
 
 
+def test_a_mistake_in_a_set_up_is_named():
+    op = Operator("x", "", cases=[Case.of(n=1)])
+    with pytest.raises(TypeError, match="a set-up is a generator function"):
+        op.setup("plain")(lambda case: {"out": 1})
+
+    @op.setup("values")
+    def _(case):
+        yield {"out": 1}
+
+    with pytest.raises(TypeError, match="yields a function without arguments, or Calls"):
+        op.implementations["values"](op.cases[0])
+    with pytest.raises(ValueError, match="no timer 'walls'; there are device, wall, alone"):
+        Operator("x", "", cases=[], timer="walls")
+
+
 def test_only_device_work_is_compiled():
     for timer, expected in (("device", {"torch", "compile"}), ("wall", {"torch"}), ("alone", {"torch"})):
         op = Operator("x", "", cases=[], timer=timer)

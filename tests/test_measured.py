@@ -406,6 +406,27 @@ def test_mostly_undecided_is_withheld_with_what_would_decide_it():
     assert "pairs would decide it" in found.deltas[0].text and found.deltas[0].candidate["detectable"] > 1.02
 
 
+def test_an_undecided_case_is_promised_no_fewer_pairs_than_it_has():
+    (delta,) = judged([("mm", "n=1", 10.0, 10.1, {"pairs": 16, "noise": 0.001})]).deltas
+    assert delta.state is State.UNDECIDED
+    assert delta.text.endswith("; too near the margin for a few more pairs to decide it")
+
+
+def test_a_go_counts_what_only_looks_slower_among_many_cases():
+    found = judged([("mm", f"n={i}", 10.0, 10.3 if i == 7 else 10.0, {"pairs": 4}) for i in range(400)])
+    (delta,) = [d for d in found.deltas if d.case == "n=7"]
+    assert delta.state is State.UNDECIDED and delta.low > 1.01
+    assert delta.text.endswith(": not beyond the margin once all cases are counted; more pairs would tell")
+    assert found.verdict is Verdict.GO
+    assert "1 of them looks slower, which chance may do among so many cases" in found.headline
+
+
+def test_what_is_missing_on_both_sides_does_not_fail():
+    found = judged([("mm", "n=1", None, None, {"status": "missing", "message": "no Triton"})])
+    assert found.deltas[0].text == "missing on both (missing: no Triton)"
+    assert "1 of 1 cases are undecided (1 missing on both)" in found.headline
+
+
 # ---- Tables --------------------------------------------------------------------------------------
 def test_table_of_blocks_as_json_and_csv_gives_the_same_verdict(tmp_path):
     rows = [

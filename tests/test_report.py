@@ -245,6 +245,17 @@ def test_several_candidates_have_a_verdict_each(parsed):
     assert "13.5.0: **BRAKE**" in markdown.render(comparison)
 
 
+def test_a_case_timed_with_several_candidates_is_one_case_and_says_which_candidate():
+    names = ("12.4.1", "12.9.1", "13.5.0")
+    deltas = tuple(Delta("mm", "n=1", "sm_90", "measured", State.SLOWER, "time", "", (f"cuda {names[0]}", f"cuda {n}"),
+                         ratio=r, low=r, high=r) for n, r in zip(names[1:], (1.02, 1.03)))
+    comparison = replace(factories.steps(versions=names), deltas=deltas)
+    assert "1 of 1" in shown(comparison)
+    assert "| → 13.5.0 |" in markdown.render(comparison) and "| → 12.9.1 |" in markdown.render(comparison)
+    page = html.render(comparison)
+    assert "→ 13.5.0" in page and "since 13.5.0" not in page
+
+
 def test_many_reasons_are_folded_and_the_verdict_is_said_once():
     reasons = tuple(Reason("over-limit", f"kernel_{i} over") for i in range(40))
     comparison = replace(factories.withheld(), headline="WITHHELD: 40 of 60 changed.", reasons=reasons)

@@ -118,6 +118,22 @@ def test_of_several_toolchains_code_and_times_decide_together():
     assert found.verdict is Verdict.BRAKE and found.headline.endswith(" | GO: 3")
 
 
+@pytest.mark.parametrize("between, reason, parts", [
+    (9.0, "code", {"ptxas"}), (10.0, "code", {"ptxas"}), (None, "code", {"nvrtc", "ptxas"}),
+    (None, "does-not-compile", {"ptxas"})])
+def test_a_cause_lies_after_the_last_release_that_was_no_slower(between, reason, parts):
+    names = ("1", "2", "3")
+    arms = tuple(Arm(n, Stack(f"cuda=={n}.0", f"cuda {n}")) for n in names)
+    deltas = (static(State.UNDECIDED, "fused", step=("1", "2"), component="nvrtc", attribution="one", reason=reason),
+              static(State.UNDECIDED, "fused", step=("2", "3"), component="ptxas", attribution="two"))
+    told = {"comparison": Comparison(Verdict.WITHHELD, "", (), arms, {}, deltas).to_json(),
+            "timed": {"softmax fused": [[SOURCE, "fused"]]}}
+    times = (measured("1", 10.0), *([measured("2", between)] if between else []), measured("3", 10.5))
+    (cause,) = compare_run(Run("r", "2026", arms, {}, times, static=told)).causes
+    assert set(cause.component.split("+")) == parts
+    assert cause.evidence[0].startswith(f"slower from {'2' if between else '1'} to 3: ")
+
+
 def test_a_kernel_that_no_longer_compiles_outweighs_equal_times():
     gone = static(State.BROKEN, "gone", reason="does-not-compile")
     found = compare_run(run([static(State.UNDECIDED, "fused"), gone]))

@@ -81,6 +81,7 @@ def test_layouts_of_the_catalogue_are_called_in_both_orders_and_work_is_describe
 
 def test_a_backend_that_is_not_there_is_missing(worker):
     answer = ask(worker, "cudnn", "attention", "heads=2 length=64 causal=False")
+    assert not answer["message"].startswith("Missing:")  # which the state says
     assert answer["state"] == "missing" and "'cudnn' cannot do this case on cpu" in answer["message"]
 
 

@@ -195,17 +195,24 @@ class Controller:
         patterns = [p.strip() for p in self.options.cases.split("|")]
         used: set[str] = set()
         merged: dict[Case, None] = {}
+        left_out: dict[str, str] = {}  # pattern -> an operator that it fits, and that is not measured
         for catalogue in catalogues:
             for operator, entry in catalogue.items():
-                for case in entry["cases"] if operator in written else ():
+                for case in entry["cases"]:
                     fitting = [p for p in patterns
                                if fnmatch.fnmatch(case, p) or fnmatch.fnmatch(f"{operator} {case}", p)]
-                    used.update(fitting)
-                    if fitting:
+                    if operator not in written:
+                        left_out.update(dict.fromkeys(fitting, operator))
+                    elif fitting:
+                        used.update(fitting)
                         merged[(operator, case)] = None
+        idle = [p for p in patterns if p not in used]
+        fits = left_out.get(idle[0]) if idle else None
+        if fits and not self.options.operators:
+            raise UsageError(f"{idle[0]!r} is about {fits}, which does not have both {' and '.join(wanted)}", "--cases",
+                             f"--operators {fits} measures it all the same: what is not there counts as missing")
         if not merged:
             raise UsageError("no case is left to measure", "--operators, --cases", f"choose among: {have}")
-        idle = [p for p in patterns if p not in used]
         if idle:  # as a name that no stack knows
             raise UsageError(f"no case fits {idle[0]!r}", "--cases", "brakecheck ops OPERATOR lists its cases")
         mine, of = self.options.shard
@@ -393,7 +400,8 @@ class Controller:
         arms = tuple(_arm(a, s["fingerprint"]) for a, s in zip(self.arms, stacks))
         found = journals.measurements(self.journal.events, [a.name for a in self.arms], device["arch"])
         visited = {(m.arm, m.operator, m.case) for m in found}
-        found += tuple(Measurement(a.name, *case, device["arch"], "unmeasured", "the budget ended first")
+        why = "it was interrupted first" if self.interrupted else "the budget ended first"
+        found += tuple(Measurement(a.name, *case, device["arch"], "unmeasured", why)
                        for case in self.cases for a in self.arms if (a.name, *case) not in visited)
         warnings = tuple(f"{a.name}: {w}" for a, s in zip(self.arms, stacks)
                          for w in s["fingerprint"].get("warnings", ()))

@@ -20,6 +20,7 @@ An operator in ten lines (see docs/adding-a-kernel.md):
 from __future__ import annotations
 
 import contextlib
+import inspect
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
@@ -242,6 +243,8 @@ class Setup:
     calls at the end of a visit, or by a call with other inputs."""
 
     def __init__(self, make: Callable[..., Iterator[Union[Calls, Callable[[], Dict[str, Any]]]]]) -> None:
+        if not inspect.isgeneratorfunction(make):
+            raise TypeError("a set-up is a generator function: it yields what is called")
         self._open = contextlib.contextmanager(make)
         self._given = contextlib.ExitStack()
         self._for: Optional[Tuple[Case, Dict[str, Any]]] = None
@@ -251,6 +254,8 @@ class Setup:
         if self._for is None or self._for[0] is not case or any(self._for[1][n] is not v for n, v in inputs.items()):
             self.close()
             made = self._given.enter_context(self._open(case, **inputs))
+            if not (isinstance(made, Calls) or callable(made)):
+                raise TypeError(f"a set-up yields a function without arguments, or Calls; this one yielded {made!r}")
             self._calls = made if isinstance(made, Calls) else Calls(made)
             self._for = case, inputs
         return self._calls
@@ -270,6 +275,9 @@ class Setup:
     def close(self) -> None:
         self._for = None
         self._given.close()
+
+
+TIMERS = ("device", "wall", "alone")
 
 
 @dataclass
@@ -294,6 +302,10 @@ class Operator:
     compare: Optional[Callable[..., Dict[str, Any]]] = None
     layouts: Dict[str, Callable[..., Dict[str, Any]]] = field(default_factory=dict)
     timer: str = "device"
+
+    def __post_init__(self) -> None:
+        if self.timer not in TIMERS:  # it would be timed by another one, and nobody told
+            raise ValueError(f"operator {self.name!r} has no timer {self.timer!r}; there are {', '.join(TIMERS)}")
 
     def power_limited(self, case: Case) -> bool:
         """Whether a GPU's power cap is likely to decide this case's time, so that it needs a fixed duty cycle."""

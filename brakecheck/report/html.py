@@ -80,7 +80,7 @@ def _environment() -> Environment:
     env.filters.update(one=words.one_line, say=words.sentence, size=words.size, percent=words.percent,
                        duration=words.duration, share=words.share, error=words.error)
     env.globals.update(
-        proof=words.proof, since=words.since, plural=words.plural, interval=words.interval,
+        proof=words.proof, since=words.since, reached=words.reached, plural=words.plural, interval=words.interval,
         memory_ratio=r.memory_ratio, memory_of=r.memory_of, part=r.part, seconds=r.seconds, rel_error=r.error,
         wrong=r.wrong,
         forest_row=lambda *a: Markup(plots.forest_row(*a)), forest_axis=lambda s: Markup(plots.forest_axis(s)))

@@ -38,7 +38,7 @@ def render(comparison: Comparison) -> str:
     fixed = "\n\n".join(head)
     parts = [_reasons(comparison), _advice(comparison), _messages(notable), _stacks(comparison)]
     room = LIMIT - len(fixed.encode()) - 200
-    names = _names(notable[ROWS:], room * 2 // 3)
+    names = _names(comparison, notable[ROWS:], room * 2 // 3)
     room -= len(names.encode())
     kept = [fixed, *([names] if names else [])]
     for part in parts:
@@ -79,7 +79,7 @@ def _table(comparison: Comparison, rows: Sequence[r.Row]) -> str:
         if measured:
             cells.append(f"{words.percent(delta.ratio)} {text(words.interval(delta.low, delta.high))}".strip())
         if steps:
-            cells.append(text(words.since(delta.step, delta.since, labels).removeprefix("since ")))
+            cells.append(text(words.reached(delta, labels).removeprefix("since ")))
         cells.append(text(delta.component or words.UNKNOWN))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -89,13 +89,15 @@ def _folded(summary: str, body: str) -> str:
     return f"<details><summary>{text(summary)}</summary>\n\n{body}\n\n</details>"
 
 
-def _names(rows: Sequence[r.Row], room: int) -> str:
+def _names(comparison: Comparison, rows: Sequence[r.Row], room: int) -> str:
     """The rows that the table has no room for, one short line each."""
+    labels, steps = words.short_labels(comparison), len(comparison.arms) > 2
     lines: List[str] = []
     left = room - 300
     for row in rows:
         changed = text(row.changes(2), 120)
-        line = f"- {row.state}: {code(row.full_name, 160)} ({text(row.arch_text, 80)}) {changed}"
+        where = f"{row.arch_text}, {words.reached(row.delta, labels)}" if steps else row.arch_text
+        line = f"- {row.state}: {code(row.full_name, 160)} ({text(where, 120)}) {changed}"
         if len(line.encode()) + 1 > left:
             lines.append(f"- and {len(rows) - len(lines)} more, in the HTML report")
             break

@@ -212,6 +212,14 @@ def since(step: Tuple[str, str], same: Sequence[str], labels: Dict[str, str]) ->
     return text
 
 
+def reached(delta: Delta, labels: Dict[str, str]) -> str:
+    """Which of several candidates a delta is about. Of code, since which release it is so; each candidate was timed
+    against the base for itself: → 13.2."""
+    if delta.evidence == "static":
+        return since(delta.step, delta.since, labels)
+    return f"→ {labels.get(delta.step[1], delta.step[1])}"
+
+
 def changes(delta: Delta, limit: int = 0) -> str:
     """What changed: registers 40 -> 168; local-memory operations 0 -> 64. Falls back to the delta's own sentence, which
     comes first where something was measured and has no ratio: it then says what happened."""

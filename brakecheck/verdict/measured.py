@@ -97,7 +97,10 @@ def _worked(base: Measurement | None, candidate: Measurement | None) -> tuple[St
     if base is None or (base.status == "missing" and candidate.status == "ok"):
         return State.NEW, "new-case", "measured on the candidate only" + _why(base)
     if base.status != "ok" and candidate.status != "ok":
-        return State.UNDECIDED, "fails-on-both", f"fails on both{_why(base)}{_why(candidate)}"
+        whys = dict.fromkeys((_why(base), _why(candidate)))
+        if base.status == candidate.status == "missing":
+            return State.UNDECIDED, "missing-on-both", f"missing on both{''.join(whys)}"
+        return State.UNDECIDED, "fails-on-both", f"fails on both{''.join(whys)}"
     if candidate.status != "ok":
         return State.BROKEN, candidate.status, f"works on the base, not on the candidate{_why(candidate)}"
     if base.status != "ok":
@@ -231,13 +234,14 @@ def _explain(e: Estimate, judgement: Judgement, rules: MeasuredRules) -> tuple[s
         span += ", not taken together: what differed between the two occasions is not in the interval"
     if judgement.state is not State.UNDECIDED:
         return {"slower": "time", "faster": "time", "same": "within-margin"}[judgement.state.value], span
-    low_enough = e.p_beyond(rules.margin) <= 1 - e.confidence
-    need = f"{judgement.needed} pairs" if (judgement.needed or 0) < 1000 else "locked clocks or another GPU"
-    why = f"a margin of {rules.margin:.1%} is inside"
-    if low_enough:
-        why = "not beyond the margin once all cases are counted"
+    if e.p_beyond(rules.margin) <= 1 - e.confidence:  # what would be found, or how many pairs, is told of one case alone
+        return "undecided", f"{span}: not beyond the margin once all cases are counted; more pairs would tell"
+    needed = judgement.needed or 0
+    need = f"{needed} pairs would decide it" if needed < 1000 else "locked clocks or another GPU would decide it"
+    if needed <= e.count:
+        need = "too near the margin for a few more pairs to decide it"
     found = f"a slow-down of {(judgement.detectable or 1) - 1:.1%} would have been found"
-    return "undecided", f"{span}: {why}; {found}; {need} would decide it"
+    return "undecided", f"{span}: a margin of {rules.margin:.1%} is inside; {found}; {need}"
 
 
 def _few_blocks(s: _Sides, rules: MeasuredRules, evidence: str, step: tuple[str, str], changes: tuple[Change, ...],

@@ -18,8 +18,9 @@ from .run_facts import facts
 
 Finding = tuple[Verdict, Reason]
 NOT_TOLD = "not told"  # what a table leaves out (bench/table.py)
-WHY_UNKNOWN = {"not-measured": "not measured", "fails-on-both": "fail on both", "wrong-on-both": "wrong on both",
-               "not-checked": "not checked on the candidate", "unlike-keys": "not measured alike",
+WHY_UNKNOWN = {"not-measured": "not measured", "fails-on-both": "fail on both", "missing-on-both": "missing on both",
+               "wrong-on-both": "wrong on both", "not-checked": "not checked on the candidate",
+               "unlike-keys": "not measured alike",
                "no-key": "measured nobody knows how", "timer-does-not-wait": "by a timer that does not wait",
                "drift": "drifting"}
 LOST = 10.0    # times the base's error that no other order of the same arithmetic explains,
@@ -74,7 +75,7 @@ def judged(every: Sequence[Delta], arms: tuple[Arm, Arm], policy: Policy, enviro
                for arch in dict.fromkeys(d.arch for d in deltas)}
     verdict = _worst(findings)
     if verdict is Verdict.GO:
-        findings += _unknown(deltas)
+        findings += _unknown(deltas, rules)
     findings.sort(key=lambda f: -f[0].rank)
     differing = differences(*arms)
     asides = [Reason("unintended-difference", f"the stacks also differ in {d.text}", {"component": d.component})
@@ -185,14 +186,18 @@ def _thin(deltas: Sequence[Delta], rules: MeasuredRules) -> list[Finding]:
     return out
 
 
-def _unknown(deltas: Sequence[Delta]) -> list[Finding]:
-    """What a GO knows nothing of: it names how many cases, and why."""
+def _unknown(deltas: Sequence[Delta], rules: MeasuredRules) -> list[Finding]:
+    """What a GO knows nothing of: it names how many cases, and why; and how many are only undecided because, among so
+    many cases, some look slower by chance."""
     undecided = [d for d in deltas if d.state is State.UNDECIDED]
     others = _reasons(undecided)
     told = [f"{n} {WHY_UNKNOWN[kind]}" for kind, n in others.most_common()]
     if len(undecided) > sum(others.values()):
         told.append(f"{len(undecided) - sum(others.values())} undecided")
     out = [f"nothing is known of {len(undecided)} of {len(deltas)} cases: {', '.join(told)}"] if undecided else []
+    look = sum(d.low is not None and d.low > 1 + rules.margin for d in undecided)
+    if look:
+        out[0] += f"; {look} of them {'looks' if look == 1 else 'look'} slower, which chance may do among so many cases"
     lost = [d for d in deltas if d.candidate.get("status") == "ok"
             and set(d.base.get("memory", {})) - set(d.candidate.get("memory", {}))]
     if lost:

@@ -13,6 +13,8 @@ from .decide import decide, of_several
 from .policy import Policy
 from .several import compare_several
 
+NO_CODE = ("does-not-compile", "compiles-now")  # what rejected a source says nothing of the code that came of it later
+
 
 def compare_run(run: Run, policy: Policy | None = None) -> Comparison:
     """The comparison of the arms of one run."""
@@ -78,10 +80,11 @@ def _steps(measured: Comparison, told: Sequence[Delta], static: Sequence[Delta],
         if bad is None:
             continue
         before = names[1:names.index(bad)]
-        good = next((n for n in reversed(before) if states.get(n) is State.SAME), names[0])
+        good = next((n for n in reversed(before) if states.get(n) in (State.SAME, State.FASTER)), names[0])
         within = names[names.index(good) + 1:names.index(bad) + 1]
         on_the_way = [s for n in within for s in static
-                      if s.step[1] == n and (s.source, s.case) in timed.get(operator, ()) and s.component]
+                      if s.step[1] == n and (s.source, s.case) in timed.get(operator, ()) and s.component
+                      and s.reason not in NO_CODE]
         parts = dict.fromkeys(p for s in on_the_way for p in (s.component or "").split("+"))
         if parts:
             how = "; ".join(dict.fromkeys(f"{s.step[1]}: {s.attribution}" for s in on_the_way))

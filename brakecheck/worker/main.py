@@ -128,7 +128,8 @@ def answer(worker: Worker, request: Dict[str, Any]) -> Dict[str, Any]:
     except BaseException as problem:
         if isinstance(problem, KeyboardInterrupt):
             raise
-        told = f"{type(problem).__name__}: {problem}".strip()
+        kind = type(problem).__name__
+        told = str(problem) if kind == "Missing" else f"{kind}: {problem}".strip()  # the state has said it
         lost = worker.in_use and worker.device is not None and not worker.device.works()
         return {"id": request.get("id"), "ok": False, "state": "crash" if lost else _state(problem),
                 "message": getattr(problem, "what", told)[:2000], "detail": traceback.format_exc()[-4000:],
