@@ -256,6 +256,14 @@ def test_a_case_timed_with_several_candidates_is_one_case_and_says_which_candida
     assert "→ 13.5.0" in page and "since 13.5.0" not in page
 
 
+def test_coverage_and_labels_are_of_the_candidate_that_decides():
+    steps = factories.steps(versions=("12.4.1", "13.0.2", "13.5.0"))
+    steps = replace(steps, environment={**steps.environment, "verdicts": {"cuda 13.0.2": "BRAKE", "cuda 13.5.0": "GO"}})
+    assert "compared (12.4.1 → 13.0.2)" in html.render(steps)
+    twice = replace(steps, arms=(steps.arms[0], replace(steps.arms[0], name="cuda 12.4.1 (#2)"), steps.arms[2]))
+    assert list(words.short_labels(twice).values()) == ["cuda 12.4.1", "cuda 12.4.1 (#2)", "cuda 13.5.0"]
+
+
 def test_many_reasons_are_folded_and_the_verdict_is_said_once():
     reasons = tuple(Reason("over-limit", f"kernel_{i} over") for i in range(40))
     comparison = replace(factories.withheld(), headline="WITHHELD: 40 of 60 changed.", reasons=reasons)

@@ -116,6 +116,29 @@ def test_of_several_toolchains_code_and_times_decide_together():
     found = compare_run(Run("r", "2026", arms, {}, tuple(measured(n, 10.0) for n in names), static=told))
     assert found.environment["verdicts"] == {"2": "BRAKE", "3": "GO"}
     assert found.verdict is Verdict.BRAKE and found.headline.endswith(" | GO: 3")
+    assert found.headline.startswith("BRAKE: 2: ") and "CUDA 2" in found.headline
+    assert found.coverage["compared"] == 2 and found.coverage["fixed"] == 0  # the kernel that was timed, and this one
+
+
+@pytest.mark.parametrize("codes, states, verdict", [
+    ("aba", "??", "GO"), ("abc", "??", "WITHHELD"), ("abc", "x?", "BRAKE"), ("aba", "x?", "GO"), ("abb", "x", "BRAKE"),
+    ("a-a", "x+", "GO"), ("a-b", "x+", "WITHHELD"), ("-ab", "+?", "WITHHELD")])
+def test_code_that_was_not_timed_is_compared_with_the_base_over_all_steps(codes, states, verdict):
+    """x broken, + fixed, ? changed; the verdict of moving from the first to the last of three toolchains."""
+    arms = tuple(Arm(n, Stack(f"cuda=={n}", f"cuda {n}")) for n in "123")
+    words = {"x": (State.BROKEN, "wgmma-serialised"), "+": (State.FIXED, "compiles-now"), "?": (State.UNDECIDED, "code")}
+
+    def side(code):
+        return {} if code == "-" else {"kernel": "k", "code_sha256": code}
+
+    deltas = [replace(static(words[s][0], "k", reason=words[s][1], step=("123"[i], "123"[i + 1])),
+                      base=side(codes[i]), candidate=side(codes[i + 1])) for i, s in enumerate(states)]
+    if len(states) == 1:
+        deltas[0] = replace(deltas[0], since=("3",))
+    told = {"comparison": Comparison(Verdict.WITHHELD, "", (), arms, {}, tuple(deltas)).to_json(), "timed": {}}
+    found = compare_run(Run("r", "2026", arms, {}, tuple(measured(n, 10.0) for n in "123"), static=told))
+    assert found.environment["verdicts"]["3"] == verdict
+    assert found.coverage["compared"] == 2
 
 
 @pytest.mark.parametrize("between, reason, parts", [

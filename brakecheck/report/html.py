@@ -56,7 +56,7 @@ def render(comparison: Comparison, sass: Optional[Sass] = None) -> str:
         verdicts=r.verdicts(comparison), reasons=words.reasons(comparison)[:REASONS], coverage=coverage, counts=counts,
         compared=comparison.coverage.get("compared"), explain=words.EXPLAIN, glyphs=words.GLYPHS,
         bar=Markup(plots.stack(list(counts.items()), coverage)) if counts else "", noun=words.noun(comparison),
-        lead=_lead(ordered), notable=len(ordered), **fits, details=details, without=without,
+        lead=_lead(ordered), lead_arm=r.lead(comparison), notable=len(ordered), **fits, details=details, without=without,
         linked={number for number, _ in details},
         matrix=r.matrix(comparison, max(20, MATRIX_CELLS // max(1, columns))) if r.notable(static) else None,
         operators=r.by_operator(measured), has=_columns(measured), metric=_metric(measured), scale=scale,

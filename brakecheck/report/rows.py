@@ -288,6 +288,15 @@ def margin(comparison: Comparison) -> Optional[float]:
     return float(margin) if isinstance(margin, (int, float)) else None
 
 
+def lead(comparison: Comparison) -> str:
+    """Name of the candidate that verdict and coverage are about: the worst, of equals the last."""
+    found = comparison.environment.get("verdicts")
+    known = {v.value: v.rank for v in Verdict}
+    told = found if isinstance(found, Mapping) else {}
+    names = [arm.name for arm in comparison.arms]
+    return max(reversed(names), key=lambda name: known.get(str(told.get(name)), -1))
+
+
 def verdicts(comparison: Comparison) -> List[Tuple[str, str]]:
     """(label, verdict) of moving from the base to each of several candidates; empty where that is not known."""
     labels, found = words.short_labels(comparison), comparison.environment.get("verdicts")

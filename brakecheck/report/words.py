@@ -192,7 +192,7 @@ def _distinct(comparison: Comparison, names: List[str]) -> Dict[str, str]:
     if len({arm.implementation for arm in arms}) > 1:
         names = [f"{name} {arm.implementation}" for name, arm in zip(names, arms)]
     if len(set(names)) < len(names):
-        names = [arm.name if arm.name.startswith(name) else f"{name} ({arm.name})" for name, arm in zip(names, arms)]
+        names = [arm.name if name in arm.name else f"{name} ({arm.name})" for name, arm in zip(names, arms)]
     return {arm.name: plain(name) for arm, name in zip(arms, names)}
 
 

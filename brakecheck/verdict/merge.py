@@ -40,28 +40,51 @@ def with_static(measured: Comparison, static: dict[str, Any], policy: Policy) ->
         measured = replace(measured, causes=tuple(c for c in found if c.component != "unattributed"))
     if not rest:  # all of them were timed
         return replace(measured, deltas=told)
-    decision = decide(list(rest), measured.arms[0], measured.arms[-1], policy)
+    environment, verdicts = measured.environment, {measured.arms[-1].name: measured.verdict}
+    each = {arm.name: decide(_of_arm(arm.name, rest, measured) if several else rest, measured.arms[0], arm, policy)
+            for arm in measured.arms[1:]}
+    if several:
+        alone = {name: Verdict(value) for name, value in environment["verdicts"].items()}
+        verdicts = {name: max(alone[name], each[name].verdict, key=lambda v: v.rank) for name in alone}
+        environment = {**environment, "verdicts": {name: v.value for name, v in verdicts.items()}}
+    lead = max(reversed(verdicts), key=lambda name: verdicts[name].rank)  # as of times, and of code, alone
+    decision = each[lead]
     coverage = dict(Counter(decision.coverage) + Counter(measured.coverage))
     coverage = {**dict.fromkeys((*measured.coverage, *decision.coverage), 0), **coverage}
     if not measured.deltas:  # nothing had to be timed
         return replace(measured, verdict=decision.verdict, headline=decision.headline, reasons=decision.reasons,
                        coverage=coverage, deltas=rest)
     leads = decision if decision.verdict.rank > measured.verdict.rank else measured
-    headline, environment = leads.headline, measured.environment
+    headline = leads.headline
     if several:
-        verdicts = {name: max(Verdict(timed_alone), _of_code(name, rest, measured, policy), key=lambda v: v.rank)
-                    for name, timed_alone in environment["verdicts"].items()}
-        environment = {**environment, "verdicts": {name: v.value for name, v in verdicts.items()}}
-        headline = of_several(headline.partition(" | GO: ")[0], leads.verdict, "", verdicts)
+        headline = of_several(headline.partition(" | GO: ")[0], leads.verdict, lead if leads is decision else "",
+                              verdicts)
     return replace(measured, verdict=leads.verdict, headline=headline, coverage=coverage,
                    reasons=(*leads.reasons, *(measured if leads is decision else decision).reasons),
                    deltas=(*told, *rest), environment=environment)
 
 
-def _of_code(arm: str, rest: Sequence[Delta], measured: Comparison, policy: Policy) -> Verdict:
-    """Of one of several candidates, on the kernels that were not timed."""
-    own = [d for d in rest if arm in (d.step[1], *d.since)]
-    return decide(own, measured.arms[0], measured.arms[-1], policy).verdict if own else Verdict.GO
+def _of_arm(arm: str, rest: Sequence[Delta], measured: Comparison) -> list[Delta]:
+    """Of the steps of kernels that were not timed, what became of each from the base to one of several candidates: code
+    that changed and changed back is the same, and what broke stays broken until something mends it."""
+    names = [a.name for a in measured.arms]
+    reached: dict[tuple[str, str, str, str | None], list[Delta]] = {}
+    for d in sorted(rest, key=lambda d: names.index(d.step[1])):
+        if names.index(d.step[1]) <= names.index(arm):
+            reached.setdefault((d.operator, d.case, d.arch, d.source), []).append(d)
+    out = []
+    for steps in reached.values():
+        last = steps[-1]
+        code = [side.get("code_sha256") for side in (steps[0].base, last.candidate)]
+        ends = next((d for d in reversed(steps) if d.state in (State.BROKEN, State.FIXED)), last)
+        if len(steps) > 1 and all(code) and code[0] == code[1]:
+            last = replace(last, state=State.SAME, reason="identical-sass")
+        elif ends.state is State.BROKEN and last.state is State.UNDECIDED:
+            last = ends
+        elif len(steps) > 1 and all(code) and last.state is State.FIXED:  # of a release between: the base worked
+            last = replace(last, state=State.UNDECIDED, reason="code")
+        out.append(last)
+    return out
 
 
 def _steps(measured: Comparison, told: Sequence[Delta], static: Sequence[Delta],
