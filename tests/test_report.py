@@ -14,7 +14,7 @@ import factories
 import pytest
 from rich.console import Console
 
-from brakecheck.model import BrakecheckError, Comparison, Delta, Reason, State, UnavailableError, UsageError
+from brakecheck.model import BrakecheckError, Change, Comparison, Delta, Reason, State, UnavailableError, UsageError
 from brakecheck.report import html, junit, markdown, plots, rows, terminal, words, write
 from brakecheck.report.write import _replace
 
@@ -251,6 +251,8 @@ def test_a_case_timed_with_several_candidates_is_one_case_and_says_which_candida
                          ratio=r, low=r, high=r) for n, r in zip(names[1:], (1.02, 1.03)))
     comparison = replace(factories.steps(versions=names), deltas=deltas)
     assert "1 of 1" in shown(comparison)
+    grew = replace(deltas[0], text="+2.0% from 4 pairs", changes=(Change("registers", 64, 62, "registers 64 -> 62"),))
+    assert 'message="+2.0% from 4 pairs; registers 64 → 62"' in junit.render(replace(comparison, deltas=(grew,)))
     assert "| → 13.5.0 |" in markdown.render(comparison) and "| → 12.9.1 |" in markdown.render(comparison)
     page = html.render(comparison)
     assert "→ 13.5.0" in page and "since 13.5.0" not in page

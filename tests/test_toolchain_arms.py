@@ -126,7 +126,8 @@ def test_of_several_toolchains_code_and_times_decide_together():
 def test_code_that_was_not_timed_is_compared_with_the_base_over_all_steps(codes, states, verdict):
     """x broken, + fixed, ? changed; the verdict of moving from the first to the last of three toolchains."""
     arms = tuple(Arm(n, Stack(f"cuda=={n}", f"cuda {n}")) for n in "123")
-    words = {"x": (State.BROKEN, "wgmma-serialised"), "+": (State.FIXED, "compiles-now"), "?": (State.UNDECIDED, "code")}
+    words = {"x": (State.BROKEN, "wgmma-serialised"), "+": (State.FIXED, "compiles-now"),
+             "?": (State.UNDECIDED, "code")}
 
     def side(code):
         return {} if code == "-" else {"kernel": "k", "code_sha256": code}

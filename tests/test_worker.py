@@ -11,7 +11,7 @@ from brakecheck.bench.process import WorkerLost, WorkerProcess
 from brakecheck.model import UnavailableError, UsageError
 from brakecheck.stack.environment import Environment, check_overlays, put_in_front, read_stack
 from brakecheck.worker import fingerprint, numerics, timers
-from brakecheck.worker.device import cpu_cache_bytes
+from brakecheck.worker.device import Device, cpu_cache_bytes
 from brakecheck.worker.fingerprint import mixed_sets
 
 OPS = str(Path(__file__).parent / "measure" / "my_ops.py")
@@ -143,6 +143,12 @@ def test_a_file_of_operators_that_fails_is_named_as_it_is(tmp_path):
     worker.close()
     assert answer["message"] == "ZeroDivisionError: division by zero" and answer["where"] == str(tmp_path / "mine.py")
     assert answer["todo"] == "correct this file of operators"
+
+
+@pytest.mark.parametrize("value, said", [("1", [fingerprint.INTERPRETED]), ("0", [])])
+def test_times_of_interpreted_kernels_are_warned_of(monkeypatch, value, said):
+    monkeypatch.setenv("TRITON_INTERPRET", value)
+    assert [w for w in fingerprint.fingerprint(Device("cpu"))["warnings"] if "TRITON" in w] == said
 
 
 def test_after_an_error_that_the_device_does_not_recover_from_the_worker_ends():

@@ -34,7 +34,9 @@ def render(comparison: Comparison) -> str:
     for delta, state, case in zip(deltas, states, names):
         test = ET.SubElement(suite, "testcase", {
             "classname": words.one_line(delta.operator), "name": case})
-        said = words.one_line(words.changes(delta) or delta.reason or words.EXPLAIN[state])
+        took = delta.text if delta.ratio is not None and delta.changes else ""  # there is no column of ratios beside it
+        said = words.one_line("; ".join(filter(None, (took, words.changes(delta)))) or delta.reason
+                              or words.EXPLAIN[state])
         if state in failing:
             failure = ET.SubElement(test, "failure", {"message": said, "type": words.one_line(delta.reason or state)})
             failure.text = rows.message(delta) or said

@@ -234,7 +234,7 @@ def _explain(e: Estimate, judgement: Judgement, rules: MeasuredRules) -> tuple[s
         span += ", not taken together: what differed between the two occasions is not in the interval"
     if judgement.state is not State.UNDECIDED:
         return {"slower": "time", "faster": "time", "same": "within-margin"}[judgement.state.value], span
-    if e.p_beyond(rules.margin) <= 1 - e.confidence:  # what would be found, or how many pairs, is told of one case alone
+    if e.p_beyond(rules.margin) <= 1 - e.confidence:  # what would be found, and when, is known of one case alone
         return "undecided", f"{span}: not beyond the margin once all cases are counted; more pairs would tell"
     needed = judgement.needed or 0
     need = f"{needed} pairs would decide it" if needed < 1000 else "locked clocks or another GPU would decide it"

@@ -36,6 +36,7 @@ KEEP = re.compile(r"/lib(cu|nv|nccl|cupti|torch|c10|mkl|gomp|omp|iomp|openblas|c
 VARIABLES = re.compile(
     r"^(CUDA|CUBLAS|CUDNN|NCCL|NVIDIA|TORCH|PYTORCH|TRITON|OMP|MKL|KMP|ATEN|LD_PRELOAD$|LD_LIBRARY_PATH$)")
 HASH_MOST = 2 << 30
+INTERPRETED = "TRITON_INTERPRET=1: Triton's kernels run in Python, and their times say nothing of those on a GPU"
 
 
 class _Info(ctypes.Structure):
@@ -240,5 +241,6 @@ def fingerprint(device: Device, packages: Iterable[str] = ()) -> Dict[str, Any]:
         "components": components, "device": device.describe(),
         "environment": {k: v for k, v in sorted(os.environ.items()) if VARIABLES.match(k)},
         "modules": modules(["torch", "triton", *packages]), "loaded": [f for f in mapped() if KEEP.search(f)],
-        "warnings": mixed_sets(mapped(), [c["path"] for c in loaded if c["name"] in SYMBOLS and "path" in c]),
+        "warnings": [*mixed_sets(mapped(), [c["path"] for c in loaded if c["name"] in SYMBOLS and "path" in c]),
+                     *([INTERPRETED] if os.environ.get("TRITON_INTERPRET") == "1" else [])],
     }
