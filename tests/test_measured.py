@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from brakecheck.bench.table import read_table
-from brakecheck.model import Arm, Block, BrakecheckError, Component, Key, Measurement, Stack, State, Verdict
+from brakecheck.model import Arm, Block, BrakecheckError, Component, Key, Measurement, Run, Stack, State, Verdict
 from brakecheck.verdict.measured import measured_deltas, throughput
 from brakecheck.verdict.measured_verdict import compare_runs, conclude
 from brakecheck.verdict.patterns import interaction
 from brakecheck.verdict.policy import MeasuredRules, Policy
+from brakecheck.verdict.several import compare_several
 
 KEY = Key("cuda-graph", "graph", "cold", "burst", "normal(mean=0.0 std=1.0)", "1")
 MIB = 2**20
@@ -419,6 +420,20 @@ def test_a_go_counts_what_only_looks_slower_among_many_cases():
     assert delta.text.endswith(": not beyond the margin once all cases are counted; more pairs would tell")
     assert found.verdict is Verdict.GO
     assert "1 of them looks slower, which chance may do among so many cases" in found.headline
+
+
+@pytest.mark.parametrize("noise, verdict", [(0.05, Verdict.WITHHELD), (0.001, Verdict.HOLD)])
+def test_a_first_bad_release_is_one_that_was_found_slower(noise, verdict):
+    wave = [np.exp(noise * k) for k in (-1, 1, 0, 1, -1, 0)]  # the medians step by 4 %, whatever the noise
+
+    def arm(name, us, shift):
+        blocks = tuple(Block((us * wave[(k + shift) % 6],), k, k) for k in range(6))
+        return Measurement(name, "mm", "n=1", "sm_90", "ok", key=KEY, blocks=blocks)
+
+    found = (arm("a", 10.0, 0), arm("b", 10.4, 1), arm("c", 10.38, 2))
+    compared = compare_several(Run("r", "2026", tuple(Arm(n, Stack(n, n)) for n in "abc"), {}, found))
+    assert compared.verdict is verdict
+    assert ("first bad release b" in compared.headline) is (verdict is Verdict.HOLD)
 
 
 def test_what_is_missing_on_both_sides_does_not_fail():

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..model import Arm, Comparison, Measurement, Mitigation, Reason, Run, State, UsageError, Verdict
+from ..model import Arm, Comparison, Delta, Measurement, Mitigation, Reason, Run, State, UsageError, Verdict
 from . import patterns, signals, statistics
 from .decide import of_several
 from .measured_verdict import compare_runs, named, scoped
@@ -33,7 +33,7 @@ def compare_several(run: Run, policy: Policy | None = None) -> Comparison:
     each = dict(zip((a.name for a in run.arms[1:]), (*others, found)))
     deltas = [d for c in each.values() for d in c.deltas]
     mitigations, crossed = _switches(run, found, others), _crossed(run, policy)
-    reasons = [r for r, _ in crossed] + _steps(run, policy)
+    reasons = [r for r, _ in crossed] + _steps(run, policy, deltas)
     lead = reasons[0].text if reasons else None
     reasons += _trials(run)
     mitigations = [m for _, ms in crossed for m in ms] + mitigations
@@ -74,10 +74,12 @@ def _level(arm: Arm, component: str) -> str:
     return found.version if found else ""
 
 
-def _steps(run: Run, policy: Policy) -> list[Reason]:
-    """Releases in order: where it went bad, and whether it stayed so (F10)."""
+def _steps(run: Run, policy: Policy, deltas: Sequence[Delta]) -> list[Reason]:
+    """Releases in order: where it went bad, and whether it stayed so (F10). What was measured more than once has to be
+    slower there as a case too: a row of medians alone also steps between equal arms."""
     if len(_differing(run.arms)) > 1:
         return []  # levels of two components have no order
+    slower = {(d.operator, d.case, d.arch, d.step[1]) for d in deltas if d.state is State.SLOWER}
     out = []
     for (operator, case, arch), sides in _by_case(run).items():
         known = [(arm.name, sides[arm.name].median_us or 0.0) for arm in run.arms
@@ -86,6 +88,8 @@ def _steps(run: Run, policy: Policy) -> list[Reason]:
         if step is None or step.ratio <= 1:
             continue
         bad, good = known[step.first][0], known[step.first - 1][0]
+        if (operator, case, arch, bad) not in slower and any(len(m.blocks) > 1 for m in sides.values()):
+            continue
         stays = f"plateau since ({step.since} releases)" if step.plateau else f"for {step.since} releases"
         text = (f"{named(operator, case, arch)}: {step.ratio:.3g} times as slow; first bad release {bad}, last good "
                 f"one {good}; {stays}")
