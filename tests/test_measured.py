@@ -436,6 +436,18 @@ def test_a_first_bad_release_is_one_that_was_found_slower(noise, verdict):
     assert ("first bad release b" in compared.headline) is (verdict is Verdict.HOLD)
 
 
+@pytest.mark.parametrize("slow, noise, verdict, said", [
+    ("A1", 0.001, Verdict.GO, False), ("A2", 0.001, Verdict.BRAKE, True), ("none", 0.1, Verdict.WITHHELD, False)])
+def test_an_interaction_is_a_reason_to_wait_where_a_candidate_has_it(slow, noise, verdict, said):
+    names = ("A1", "A2", "B1", "B2")
+    arms_ = tuple(Arm(n, Stack(n, n, (Component("driver", n[0]), Component("triton", n[1])))) for n in names)
+    found = tuple(measured(n, "mm", "n=2", 12.0 if n == slow else 10.0, noise=noise) for n in names)
+    compared = compare_several(Run("r", "2026", arms_, {}, found))
+    assert compared.verdict is verdict
+    assert ("an interaction of driver A with triton 2" in compared.headline) is said
+    assert said or not any(r.code == "interaction" for r in compared.reasons)
+
+
 def test_what_is_missing_on_both_sides_does_not_fail():
     found = judged([("mm", "n=1", None, None, {"status": "missing", "message": "no Triton"})])
     assert found.deltas[0].text == "missing on both (missing: no Triton)"

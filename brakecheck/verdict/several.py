@@ -32,7 +32,7 @@ def compare_several(run: Run, policy: Policy | None = None) -> Comparison:
     others = [compare_runs(pair, pair, policy) for pair in pairs]
     each = dict(zip((a.name for a in run.arms[1:]), (*others, found)))
     deltas = [d for c in each.values() for d in c.deltas]
-    mitigations, crossed = _switches(run, found, others), _crossed(run, policy)
+    mitigations, crossed = _switches(run, found, others), _crossed(run, policy, deltas)
     reasons = [r for r, _ in crossed] + _steps(run, policy, deltas)
     lead = reasons[0].text if reasons else None
     reasons += _trials(run)
@@ -75,11 +75,9 @@ def _level(arm: Arm, component: str) -> str:
 
 
 def _steps(run: Run, policy: Policy, deltas: Sequence[Delta]) -> list[Reason]:
-    """Releases in order: where it went bad, and whether it stayed so (F10). What was measured more than once has to be
-    slower there as a case too: a row of medians alone also steps between equal arms."""
+    """Releases in order: where it went bad, and whether it stayed so (F10)."""
     if len(_differing(run.arms)) > 1:
         return []  # levels of two components have no order
-    slower = {(d.operator, d.case, d.arch, d.step[1]) for d in deltas if d.state is State.SLOWER}
     out = []
     for (operator, case, arch), sides in _by_case(run).items():
         known = [(arm.name, sides[arm.name].median_us or 0.0) for arm in run.arms
@@ -88,7 +86,7 @@ def _steps(run: Run, policy: Policy, deltas: Sequence[Delta]) -> list[Reason]:
         if step is None or step.ratio <= 1:
             continue
         bad, good = known[step.first][0], known[step.first - 1][0]
-        if (operator, case, arch, bad) not in slower and any(len(m.blocks) > 1 for m in sides.values()):
+        if not _slower((operator, case, arch), bad, sides, deltas):
             continue
         stays = f"plateau since ({step.since} releases)" if step.plateau else f"for {step.since} releases"
         text = (f"{named(operator, case, arch)}: {step.ratio:.3g} times as slow; first bad release {bad}, last good "
@@ -97,7 +95,15 @@ def _steps(run: Run, policy: Policy, deltas: Sequence[Delta]) -> list[Reason]:
     return out
 
 
-def _crossed(run: Run, policy: Policy) -> list[tuple[Reason, list[Mitigation]]]:
+def _slower(name: Name, arm: str, sides: dict[str, Measurement], deltas: Sequence[Delta]) -> bool:
+    """Whether an arm that stands out by its medians was found slower than the base: the medians of equal arms stand
+    apart too. A table with one number an arm has nothing else to go by."""
+    if all(len(m.blocks) <= 1 for m in sides.values()):
+        return True
+    return any(d.state is State.SLOWER and (d.operator, d.case, d.arch, d.step[1]) == (*name, arm) for d in deltas)
+
+
+def _crossed(run: Run, policy: Policy, deltas: Sequence[Delta]) -> list[tuple[Reason, list[Mitigation]]]:
     """Two components crossed: one level of each that is slow only together (F6)."""
     names = _differing(run.arms)
     if len(names) != 2:
@@ -110,6 +116,9 @@ def _crossed(run: Run, policy: Policy) -> list[tuple[Reason, list[Mitigation]]]:
         found = patterns.interaction(times, (one, two), policy.measured.margin)
         if found is None:
             continue
+        arm = next(a for a in sides if levels[a] == found.levels)
+        if arm == run.arms[0].name or not _slower((operator, case, arch), arm, sides, deltas):
+            continue  # away from a base that is slow is where one wants to go
         text = (f"{named(operator, case, arch)}: an interaction of {one} {found.levels[0]} with {two} "
                 f"{found.levels[1]}, {found.ratio:.3g} times as slow as either alone explains")
         # The driver first: it moves under every stack, while the other component is what one wanted to have.
