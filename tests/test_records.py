@@ -1,5 +1,6 @@
-"""The records that the documentation quotes give the verdicts that it prints."""
+"""The records that the documentation quotes are there, and give the verdicts that it prints."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,16 @@ RECORDS = Path(__file__).resolve().parent.parent / "benchmarks" / "records"
 
 def compare(*names):
     return api.compare(*(str(RECORDS / name) for name in names)).comparison
+
+
+def test_the_documentation_names_no_record_and_no_plot_that_is_gone():
+    root = RECORDS.parent.parent
+    for page in (root / "README.md", *(root / "docs").glob("*.md")):
+        text = page.read_text()
+        records = set(re.findall(r"\b20\d\d-\d\d-\d\d-[\w.-]+\.json\b", text))
+        links = {link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if "://" not in link}
+        gone = [n for n in records if not (RECORDS / n).exists()] + [n for n in links if not (page.parent / n).exists()]
+        assert not gone, page.name
 
 
 def test_a_newer_cublas_changes_nothing_that_four_pooled_pairs_can_see():
