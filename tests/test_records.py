@@ -36,8 +36,9 @@ def test_five_toolchains_are_held_back_by_a_product_that_a_newer_ptxas_made_slow
     assert states["bf16_gemm mma", "cuda 13.0.3"] is State.FASTER
     assert {name for (name, _), s in states.items() if s is State.SLOWER} == {"bf16_gemm wgmma", "rmsnorm rows"}
     (product,) = [c for c in found.causes if "wgmma" in c.evidence[0]]
-    assert product.component == "ptxas" and "slower from cuda 12.4.1 to cuda 12.9.2" in product.evidence[0]
+    assert product.component == "ptxas" and "is slower from cuda 12.4.1 to cuda 12.9.2: " in product.evidence[0]
     assert "the PTX is identical, the cubin is not" in product.evidence[0]
+    assert found.causes[0] is product and found.reasons[0].text == f"by ptxas: {product.evidence[0]}"
     assert product.refute.startswith("brakecheck compare cuda==12.4 cuda==12.4+ptxas==12.9")
 
 
