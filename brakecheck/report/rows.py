@@ -248,6 +248,7 @@ def message(delta: Delta) -> Optional[str]:
 @dataclass(frozen=True)
 class OperatorLine:
     """One operator of a measured comparison. worst: the row that matters most, so that a cliff in one shape shows.
+    cases and states count each case once, however many candidates and architectures it was compared on.
     memory: the largest ratio of peak memory; error: the largest relative error of the candidate; wrong: cases whose
     result is."""
 
@@ -271,7 +272,7 @@ def by_operator(rows: Sequence[Row]) -> List[OperatorLine]:
 def _operator(name: str, deltas: Sequence[Delta], rows: Sequence[Row]) -> OperatorLine:
     memory = [ratio for ratio in map(memory_ratio, deltas) if ratio is not None]
     errors = [e for e in (error(d.candidate) for d in deltas) if e is not None]
-    return OperatorLine(name, len(rows), counts(rows), rows[0], max(memory, default=None),
+    return OperatorLine(name, len({d.case for d in deltas}), counts(rows), rows[0], max(memory, default=None),
                         max(errors, default=None), sum(wrong(d.candidate) for d in deltas))
 
 
