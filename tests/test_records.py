@@ -1,5 +1,6 @@
-"""The records that the documentation quotes give the verdicts that it prints."""
+"""The records that the documentation quotes are there, and give the verdicts that it prints."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,16 @@ RECORDS = Path(__file__).resolve().parent.parent / "benchmarks" / "records"
 
 def compare(*names):
     return api.compare(*(str(RECORDS / name) for name in names)).comparison
+
+
+def test_the_documentation_names_no_record_and_no_plot_that_is_gone():
+    root = RECORDS.parent.parent
+    for page in (root / "README.md", *(root / "docs").glob("*.md")):
+        text = page.read_text()
+        records = set(re.findall(r"\b20\d\d-\d\d-\d\d-[\w.-]+\.json\b", text))
+        links = {link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if "://" not in link}
+        gone = [n for n in records if not (RECORDS / n).exists()] + [n for n in links if not (page.parent / n).exists()]
+        assert not gone, page.name
 
 
 def test_a_newer_cublas_changes_nothing_that_four_pooled_pairs_can_see():
@@ -29,15 +40,16 @@ def test_a_newer_cublas_changes_nothing_that_four_pooled_pairs_can_see():
 def test_five_toolchains_are_held_back_by_a_product_that_a_newer_ptxas_made_slower():
     found = compare("2026-12-01-h200-cubins-12.4-13.5.json")
     assert found.verdict is Verdict.HOLD and len(found.arms) == 5
-    assert found.headline.startswith("HOLD: cuda 13.5.0: bf16_gemm wgmma on sm_90: 1 of 1 cases slower")
+    assert found.headline.startswith("HOLD: cuda 13.5.0: bf16_gemm wgmma on sm_90: m=4096 n=4096 k=4096 slower by")
     assert set(found.environment["verdicts"].values()) == {"HOLD"}
     states = {(d.operator, d.step[1]): d.state for d in found.deltas if d.evidence == "measured"}
     assert [s for (name, _), s in states.items() if name == "bf16_gemm wgmma"] == [State.SLOWER] * 4
     assert states["bf16_gemm mma", "cuda 13.0.3"] is State.FASTER
     assert {name for (name, _), s in states.items() if s is State.SLOWER} == {"bf16_gemm wgmma", "rmsnorm rows"}
     (product,) = [c for c in found.causes if "wgmma" in c.evidence[0]]
-    assert product.component == "ptxas" and "slower from cuda 12.4.1 to cuda 12.9.2" in product.evidence[0]
+    assert product.component == "ptxas" and "is slower from cuda 12.4.1 to cuda 12.9.2: " in product.evidence[0]
     assert "the PTX is identical, the cubin is not" in product.evidence[0]
+    assert found.causes[0] is product and found.reasons[0].text == f"by ptxas: {product.evidence[0]}"
     assert product.refute.startswith("brakecheck compare cuda==12.4 cuda==12.4+ptxas==12.9")
 
 

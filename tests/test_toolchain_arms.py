@@ -155,7 +155,7 @@ def test_a_cause_lies_after_the_last_release_that_was_no_slower(between, reason,
     times = (measured("1", 10.0), *([measured("2", between)] if between else []), measured("3", 10.5))
     (cause,) = compare_run(Run("r", "2026", arms, {}, times, static=told)).causes
     assert set(cause.component.split("+")) == parts
-    assert cause.evidence[0].startswith(f"slower from {'2' if between else '1'} to 3: ")
+    assert f"is slower from {'2' if between else '1'} to 3: " in cause.evidence[0]
 
 
 def test_a_kernel_that_no_longer_compiles_outweighs_equal_times():

@@ -434,6 +434,8 @@ def _arm(spec: ArmSpec, fingerprint: dict[str, Any]) -> Arm:
                        for c in fingerprint["components"])
     made = spec.toolchain or Stack(spec.environment.spec, spec.environment.name)
     own = {c.name for c in made.components}  # of a toolchain, which may not be what this environment has installed
+    if spec.toolchain:
+        own.add("nvcc")  # up to 12.9 toolchains come without: an installed one made none of their kernels
     return Arm(spec.name, replace(made, components=(*made.components, *(c for c in components if c.name not in own)),
                                   environment=fingerprint["environment"]), spec.implementation)
 

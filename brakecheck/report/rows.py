@@ -248,6 +248,7 @@ def message(delta: Delta) -> Optional[str]:
 @dataclass(frozen=True)
 class OperatorLine:
     """One operator of a measured comparison. worst: the row that matters most, so that a cliff in one shape shows.
+    cases and states count each case once, however many candidates and architectures it was compared on.
     memory: the largest ratio of peak memory; error: the largest relative error of the candidate; wrong: cases whose
     result is."""
 

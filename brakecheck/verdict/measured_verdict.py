@@ -278,8 +278,10 @@ def _slow(operator: str, arch: str, slow: list[Delta], group: list[Delta], rules
     worst = max(slow, key=lambda d: d.ratio or 0.0)
     spared = [d.case for d in group if d.state in (State.SAME, State.FASTER)]
     where, common = _common(slow, spared)
-    text = (f"{named(operator, '', arch)}: {len(slow)} of {len(group)} cases slower{where}, the worst {worst.case} by "
-            f"{(worst.ratio or 1) - 1:+.1%} [{(worst.low or 1) - 1:+.1%}, {(worst.high or 1) - 1:+.1%}]{_growth(slow)}")
+    which = (f"{len(slow)} of {len(group)} cases slower{where}, the worst {worst.case} by" if len(group) > 1
+             else f"{worst.case} slower by")
+    text = (f"{named(operator, '', arch)}: {which} {(worst.ratio or 1) - 1:+.1%} [{(worst.low or 1) - 1:+.1%}, "
+            f"{(worst.high or 1) - 1:+.1%}]{_growth(slow)}")
     # A cliff that leaves the other cases alone can be walked around; a loss everywhere cannot.
     everywhere = not spared and len(group) > 1 or len(group) == 1
     verdict = Verdict.BRAKE if everywhere and (worst.low or 0) > 1 + rules.slower_brake else Verdict.HOLD

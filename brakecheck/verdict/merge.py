@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..model import Cause, Comparison, Delta, Run, State, Verdict
+from ..model import Cause, Comparison, Delta, Reason, Run, State, Verdict
 from .causes import causes, refutation
 from .decide import decide, of_several
 from .policy import Policy
@@ -38,6 +38,10 @@ def with_static(measured: Comparison, static: dict[str, Any], policy: Policy) ->
         moved = [replace(d, case=f"{d.operator} {d.case}") for d in told if d.state is not State.UNDECIDED]
         found = causes(moved, measured.arms[0], measured.arms[-1])
         measured = replace(measured, causes=tuple(c for c in found if c.component != "unattributed"))
+    blamed = tuple(Reason("cause", f"by {c.component}: {c.evidence[0]}"
+                          + (f"; and {len(c.evidence) - 1} more" if len(c.evidence) > 1 else ""))
+                   for c in measured.causes if measured.verdict.rank >= Verdict.HOLD.rank and c.evidence)
+    measured = replace(measured, reasons=(*blamed, *measured.reasons))
     if not rest:  # all of them were timed
         return replace(measured, deltas=told)
     environment, verdicts = measured.environment, {measured.arms[-1].name: measured.verdict}
@@ -90,30 +94,33 @@ def _of_arm(arm: str, rest: Sequence[Delta], measured: Comparison) -> list[Delta
 def _steps(measured: Comparison, told: Sequence[Delta], static: Sequence[Delta],
            timed: dict[str, set[tuple[str, str]]]) -> tuple[Cause, ...]:
     """Which part of the toolchain changed the machine code between the last release that was as fast as the base (or
-    the base itself) and the first that is slower, for each case that got slower. The arms are releases in order."""
+    the base itself) and the first that is slower, for each case that got slower, the largest loss first. The arms are
+    releases in order."""
     arms = {arm.name: arm for arm in measured.arms}
     names = list(arms)
-    slower: dict[tuple[str, str, str], list[Delta]] = {}
-    for d in told:
-        slower.setdefault((d.operator, d.case, d.arch), []).append(d)
+    cases: dict[tuple[str, str, str], list[Delta]] = {}
+    for d in sorted(told, key=lambda d: -(d.ratio or 0.0)):
+        cases.setdefault((d.operator, d.case, d.arch), []).append(d)
     found: dict[tuple[str, str, str], list[str]] = {}
-    for (operator, case, arch), ones in slower.items():
+    for (operator, case, arch), ones in cases.items():
         states = {d.step[1]: d.state for d in ones}
         bad = next((n for n in names if states.get(n) is State.SLOWER), None)
         if bad is None:
             continue
         before = names[1:names.index(bad)]
         good = next((n for n in reversed(before) if states.get(n) in (State.SAME, State.FASTER)), names[0])
-        within = names[names.index(good) + 1:names.index(bad) + 1]
-        on_the_way = [s for n in within for s in static
+        on_the_way = [s for n in names[names.index(good) + 1:names.index(bad) + 1] for s in static
                       if s.step[1] == n and (s.source, s.case) in timed.get(operator, ()) and s.component
                       and s.reason not in NO_CODE]
         parts = dict.fromkeys(p for s in on_the_way for p in (s.component or "").split("+"))
         if parts:
-            how = "; ".join(dict.fromkeys(f"{s.step[1]}: {s.attribution}" for s in on_the_way))
-            found.setdefault(("+".join(sorted(parts)), good, bad), []).append(f"{operator} {case} ({arch}), {how}")
-    return tuple(Cause(component, tuple(f"slower from {good} to {bad}: {line}" for line in lines),
-                       refutation(component, arms[good], arms[bad]), len(lines) / sum(map(len, found.values())))
+            how = "; ".join(dict.fromkeys(f"in {s.step[1]} by {s.component}" for s in on_the_way))
+            if len({s.step for s in on_the_way}) == 1:
+                how = on_the_way[0].attribution or how
+            found.setdefault(("+".join(sorted(parts)), good, bad), []).append(
+                f"{operator} {case} ({arch}) is slower from {good} to {bad}: {how}")
+    every = sum(map(len, found.values()))
+    return tuple(Cause(component, tuple(lines), refutation(component, arms[good], arms[bad]), len(lines) / every)
                  for (component, good, bad), lines in found.items())
 
 
