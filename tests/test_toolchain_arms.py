@@ -120,6 +120,18 @@ def test_of_several_toolchains_code_and_times_decide_together():
     assert found.coverage["compared"] == 2 and found.coverage["fixed"] == 0  # the kernel that was timed, and this one
 
 
+def test_headline_and_coverage_are_of_one_candidate_where_times_hold_one_and_code_another():
+    arms = tuple(Arm(n, Stack(f"cuda=={n}", f"cuda {n}")) for n in "123")
+    broken = static(State.BROKEN, "gone", reason="cannot-launch-elsewhere", step=("2", "3"))
+    told = {"comparison": Comparison(Verdict.HOLD, "", (), arms, {}, (broken,)).to_json(), "timed": {}}
+    times = (measured("1", 10.0), measured("2", 10.3), measured("3", 10.0))
+    found = compare_run(Run("r", "2026", arms, {}, times, static=told))
+    assert found.environment["verdicts"] == {"2": "HOLD", "3": "HOLD"}
+    assert found.verdict is Verdict.HOLD and found.headline.startswith("HOLD: 3: ")
+    assert found.coverage["slower"] == 0 and found.coverage["same"] == 1  # of the third, as the headline
+    assert any(r.code == "slower" for r in found.reasons)
+
+
 @pytest.mark.parametrize("codes, states, verdict", [
     ("aba", "??", "GO"), ("abc", "??", "WITHHELD"), ("abc", "x?", "BRAKE"), ("aba", "x?", "GO"), ("abb", "x", "BRAKE"),
     ("a-a", "x+", "GO"), ("a-b", "x+", "WITHHELD"), ("-ab", "+?", "WITHHELD")])

@@ -10,6 +10,7 @@ from typing import Any
 from ..model import Cause, Comparison, Delta, Reason, Run, State, Verdict
 from .causes import causes, refutation
 from .decide import decide, of_several
+from .measured_verdict import count
 from .policy import Policy
 from .several import compare_several
 
@@ -44,21 +45,26 @@ def with_static(measured: Comparison, static: dict[str, Any], policy: Policy) ->
     measured = replace(measured, reasons=(*blamed, *measured.reasons))
     if not rest:  # all of them were timed
         return replace(measured, deltas=told)
-    environment, verdicts = measured.environment, {measured.arms[-1].name: measured.verdict}
+    environment, alone, times = measured.environment, {measured.arms[-1].name: measured.verdict}, measured.coverage
     each = {arm.name: decide(_of_arm(arm.name, rest, measured) if several else rest, measured.arms[0], arm, policy)
             for arm in measured.arms[1:]}
     if several:
         alone = {name: Verdict(value) for name, value in environment["verdicts"].items()}
-        verdicts = {name: max(alone[name], each[name].verdict, key=lambda v: v.rank) for name in alone}
-        environment = {**environment, "verdicts": {name: v.value for name, v in verdicts.items()}}
-    lead = max(reversed(verdicts), key=lambda name: verdicts[name].rank)  # as of times, and of code, alone
+    verdicts = {name: max(alone[name], each[name].verdict, key=lambda v: v.rank) for name in alone}
+    lead = max(reversed(verdicts), key=lambda name: verdicts[name].rank)  # of equals the last, as everywhere
     decision = each[lead]
-    coverage = dict(Counter(decision.coverage) + Counter(measured.coverage))
-    coverage = {**dict.fromkeys((*measured.coverage, *decision.coverage), 0), **coverage}
+    if several:
+        environment = {**environment, "verdicts": {name: v.value for name, v in verdicts.items()}}
+        own = [d for d in told if d.step[1] == lead]
+        covered = [d for d in own if policy.scope.covers(d)]
+        times = {**count(covered), **({"ignored": len(own) - len(covered)} if len(own) > len(covered) else {})}
+    coverage = dict(Counter(decision.coverage) + Counter(times))
+    coverage = {**dict.fromkeys((*times, *decision.coverage), 0), **coverage}
     if not measured.deltas:  # nothing had to be timed
         return replace(measured, verdict=decision.verdict, headline=decision.headline, reasons=decision.reasons,
                        coverage=coverage, deltas=rest)
-    leads = decision if decision.verdict.rank > measured.verdict.rank else measured
+    by_code = decision.verdict.rank > alone[lead].rank and decision.verdict.rank >= measured.verdict.rank
+    leads = decision if by_code else measured
     headline = leads.headline
     if several:
         headline = of_several(headline.partition(" | GO: ")[0], leads.verdict, lead if leads is decision else "",
