@@ -42,11 +42,9 @@ def no_device() -> bool:
 
 
 def hash_of(files: Iterable[Path]) -> str:
-    """Of names and contents, in the order of names."""
-    digest = hashlib.sha256()
-    for file in sorted(set(files), key=lambda f: f.name):
-        digest.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
-    return digest.hexdigest()[:16]
+    """Of names and contents, whatever the order: two folders may have a file of one name."""
+    each = sorted((f.name, hashlib.sha256(f.read_bytes()).hexdigest()) for f in set(files))
+    return hashlib.sha256(json.dumps(each).encode()).hexdigest()[:16]
 
 
 class Record:

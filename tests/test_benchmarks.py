@@ -26,6 +26,17 @@ def load(monkeypatch):
 # ---- the record ------------------------------------------------------------------------------------------------------
 
 
+def test_sources_of_one_name_in_two_folders_hash_alike_in_every_process(tmp_path):
+    """Sets of paths come in another order in each process: a run that was cut off found itself to be of other sources."""
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "rows.py").write_text(folder)
+    code = f"import record, pathlib; print(record.hash_of(pathlib.Path({str(tmp_path)!r}).glob('*/rows.py')))"
+    found = {subprocess.run([sys.executable, "-c", code], env={"PYTHONHASHSEED": str(seed), "PYTHONPATH": str(FOLDER)},
+                            capture_output=True, text=True, check=True).stdout for seed in range(8)}
+    assert len(found) == 1 and found != {""}
+
+
 def test_lines_are_kept_for_the_same_machine_and_sources_alone(load, tmp_path, capsys):
     record, file, source = load("record"), tmp_path / "r.json", tmp_path / "kernel.cu"
     source.write_text("one")
