@@ -11,6 +11,7 @@ Needs torch and Triton 3.3 or newer. One aligned line a kernel and architecture:
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
 import sys
 import tempfile
@@ -55,17 +56,25 @@ def compiled(plan: Any, arch: int) -> Any:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    signature, constants, attributes = {}, dict(plan.constants), {}
+    types, constants, divisible, ones = {}, dict(plan.constants), [], []
     for i, (name, value) in enumerate(zip(plan.kernel.arg_names, plan.arguments)):
         tensor = isinstance(value, torch.Tensor)
+        types[name] = ELEMENTS[value.dtype] if tensor else "i32" if isinstance(value, int) else "fp32"
         if not tensor and value == 1:
             constants[name] = 1
-        else:
-            signature[name] = ELEMENTS[value.dtype] if tensor else "i32" if isinstance(value, int) else "fp32"
+            ones.append(i)
         if tensor or value % 16 == 0:
-            attributes[(i,)] = [["tt.divisibility", 16]]
-    signature = {name: signature.get(name, "constexpr") for name in plan.kernel.arg_names}
-    source = ASTSource(plan.kernel, signature, constexprs=constants, attrs=attributes)
+            divisible.append(i)
+    if "constexprs" in inspect.signature(ASTSource).parameters:
+        signature = {name: "constexpr" if name in constants else types[name] for name in plan.kernel.arg_names}
+        attributes = {(i,): [["tt.divisibility", 16]] for i in divisible}
+        source = ASTSource(plan.kernel, signature, constexprs=constants, attrs=attributes)
+    else:  # Triton 3.2
+        from triton.backends.compiler import AttrsDescriptor
+
+        properties = {"tt.divisibility": divisible, "tt.equal_to": ones}
+        source = ASTSource(plan.kernel, types, constants,
+                           AttrsDescriptor.from_dict({"arg_properties": properties, "cls": "AttrsDescriptor"}))
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=plan.options)
 
 

@@ -27,7 +27,7 @@ def load(monkeypatch):
 
 
 def test_sources_of_one_name_in_two_folders_hash_alike_in_every_process(tmp_path):
-    """Sets of paths come in another order in each process: a run that was cut off found itself to be of other sources."""
+    """Sets of paths come in another order in each process: a run that was cut off found other sources than its own."""
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "rows.py").write_text(folder)
