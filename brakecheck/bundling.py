@@ -20,10 +20,11 @@ from typing import Any
 from . import __version__
 from .api import expanded, kind_of
 from .bench.bundle import HERE, SCHEMA
-from .bench.controller import Options
+from .bench.controller import Options, choose
 from .measuring import arm_names, implementations_of
 from .model import UsageError
 from .model.codec import encode
+from .ops.load import load
 from .stack.environment import OVERLAY, fetch_overlay
 from .verdict.policy import Policy
 
@@ -80,6 +81,9 @@ def write_bundle(specs: Sequence[str], folder: Path, options: Options, policy: P
         elif kinds == {"environment"}:
             arms = _environments(specs, implementation, fresh)
             operators = options.operators
+            if not options.ops:  # of files of one's own only their own environment knows what is in them
+                choose([{name: {"cases": [c.name for c in op.cases], "implementations": list(op.implementations)}
+                         for name, op in load([]).items()}], options, [arm["implementation"] for arm in arms])
         else:
             raise UsageError("a bundle holds two toolchains or two environments", " ".join(specs),
                              "see `brakecheck bundle --help`")

@@ -10,7 +10,7 @@ import pytest
 
 from brakecheck import api, measuring
 from brakecheck.bench import store
-from brakecheck.bench.controller import ArmSpec, Controller, Options
+from brakecheck.bench.controller import ArmSpec, Controller, Options, choose
 from brakecheck.bench.journal import Journal
 from brakecheck.cli import main
 from brakecheck.model import BrakecheckError, State, UnavailableError, UsageError, Verdict
@@ -344,13 +344,12 @@ def test_commands_measure_list_and_show(tmp_path, monkeypatch):
     assert "no runs in" in CliRunner().invoke(app, ["runs", "--store", str(tmp_path / "none")]).output
 
 
-def test_implementations_are_compared_where_both_are_written(tmp_path):
+def test_implementations_are_compared_where_both_are_written():
     told = {"implementations": ["torch"], "cases": {"n=1": {}}}
     catalogue = {"mm": {**told, "implementations": ["torch", "mine"]}, "copy": told}
 
     def chosen(mine, **options):
-        arms = [replace(fake(tmp_path, "a"), implementation="torch"), replace(fake(tmp_path, "b"), implementation=mine)]
-        return [operator for operator, _ in controller(arms, **options)._choose([catalogue, catalogue])]
+        return [operator for operator, _ in choose([catalogue, catalogue], Options("cpu", **options), ["torch", mine])]
 
     assert chosen("torch") == ["mm", "copy"] and chosen("mine") == ["mm"]
     assert chosen("mine", operators=("mm", "copy")) == ["mm", "copy"]  # asked for by name: that it is missing is said

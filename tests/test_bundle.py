@@ -1,6 +1,7 @@
 """Bundles: made here, measured where only Python is, compared here; and toolchains as arms."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -125,6 +126,16 @@ def test_bundles_that_cannot_be_made(tmp_path):
     (tmp_path / "manifest.json").write_text(json.dumps(kernels))
     with pytest.raises(UsageError, match="cannot run on the CPU"):
         measure_bundle(tmp_path, "cpu", 1.0)
+
+
+@pytest.mark.parametrize("asked, said", [
+    (("--operators", "nosuch"), "there is no operator 'nosuch'"),
+    (("--operators", "softmax", "--implementation", "base=torch,candidate=nosuch"), "implementation 'nosuch'"),
+    (("--cases", "softmax rows=nosuch*"), "no case fits 'softmax rows=nosuch*'|no case is left"),
+])
+def test_what_nobody_could_measure_is_said_where_the_bundle_is_made(tmp_path, capsys, asked, said):
+    assert cli("bundle", "env:this", "env:this", "-o", tmp_path / "b", *asked) == 64
+    assert re.search(said, capsys.readouterr().err) and list(tmp_path.iterdir()) == []
 
 
 def test_the_rule_without_scipy_stops_on_width():

@@ -151,7 +151,7 @@ class Controller:
         for index, arm in new:
             self.journal.add({"event": "stack", "arm": index, **told[_same(arm)]})
         catalogues = [e["cases"] for e in self.journal.of("stack")]
-        self.cases = self._choose(catalogues)
+        self.cases = choose(catalogues, self.options, [arm.implementation for arm in self.arms])
         if self.options.shuffle:
             random.Random(f"{self.options.seed} batches").shuffle(self.cases)
 
@@ -176,47 +176,6 @@ class Controller:
         worker.close()
         self.seconds["starting"] += time.monotonic() - begin
         return {"fingerprint": fingerprint, "cases": cases}
-
-    def _choose(self, catalogues: list[dict[str, Any]]) -> list[Case]:
-        """Cases that any arm has and the options ask for."""
-        have = ", ".join(sorted({o for c in catalogues for o in c})) or "no operators"
-        for name in self.options.operators:  # a name that no stack knows would silently narrow what a verdict covers
-            if not any(name in catalogue for catalogue in catalogues):
-                raise UsageError(f"there is no operator {name!r}", "--operators", f"choose among: {have}")
-        written = {o: {n for c in catalogues if o in c for n in c[o]["implementations"]} for o in
-                   (self.options.operators or dict.fromkeys(o for c in catalogues for o in c))}
-        wanted = dict.fromkeys(arm.implementation for arm in self.arms)
-        for name in wanted:
-            if written and not any(name in names for names in written.values()):
-                raise UsageError(f"no operator here has an implementation {name!r}", "--implementation",
-                                 f"choose among: {', '.join(sorted(set().union(*written.values())))}")
-        if not self.options.operators and not self.options.mix:  # what nobody wrote is no loss of a stack
-            written = {o: names for o, names in written.items() if names >= set(wanted)}
-        patterns = [p.strip() for p in self.options.cases.split("|")]
-        used: set[str] = set()
-        merged: dict[Case, None] = {}
-        left_out: dict[str, str] = {}  # pattern -> an operator that it fits, and that is not measured
-        for catalogue in catalogues:
-            for operator, entry in catalogue.items():
-                for case in entry["cases"]:
-                    fitting = [p for p in patterns
-                               if fnmatch.fnmatch(case, p) or fnmatch.fnmatch(f"{operator} {case}", p)]
-                    if operator not in written:
-                        left_out.update(dict.fromkeys(fitting, operator))
-                    elif fitting:
-                        used.update(fitting)
-                        merged[(operator, case)] = None
-        idle = [p for p in patterns if p not in used]
-        fits = left_out.get(idle[0]) if idle else None
-        if fits and not self.options.operators:
-            raise UsageError(f"{idle[0]!r} is about {fits}, which does not have both {' and '.join(wanted)}", "--cases",
-                             f"--operators {fits} measures it all the same: what is not there counts as missing")
-        if not merged:
-            raise UsageError("no case is left to measure", "--operators, --cases", f"choose among: {have}")
-        if idle:  # as a name that no stack knows
-            raise UsageError(f"no case fits {idle[0]!r}", "--cases", "brakecheck ops OPERATOR lists its cases")
-        mine, of = self.options.shard
-        return list(merged)[mine::of]
 
     # ---- the schedule -----------------------------------------------------------------------------------------------
     def _measure(self) -> bool:
@@ -427,6 +386,49 @@ def check(options: Options) -> None:
 
 def _same(arm: ArmSpec) -> Any:
     return arm.environment.command, tuple(sorted(arm.environment.variables.items())), arm.cubins
+
+
+def choose(catalogues: Sequence[dict[str, Any]], options: Options, implementations: Sequence[str]) -> list[Case]:
+    """Cases that any of the arms' catalogues (as a worker's "cases" gives them) has and the options ask for. Raises
+    UsageError for what is asked for and nobody has."""
+    have = ", ".join(sorted({o for c in catalogues for o in c})) or "no operators"
+    for name in options.operators:  # a name that no stack knows would silently narrow what a verdict covers
+        if not any(name in catalogue for catalogue in catalogues):
+            raise UsageError(f"there is no operator {name!r}", "--operators", f"choose among: {have}")
+    written = {o: {n for c in catalogues if o in c for n in c[o]["implementations"]} for o in
+               (options.operators or dict.fromkeys(o for c in catalogues for o in c))}
+    wanted = dict.fromkeys(implementations)
+    for name in wanted:
+        if written and not any(name in names for names in written.values()):
+            raise UsageError(f"no operator here has an implementation {name!r}", "--implementation",
+                             f"choose among: {', '.join(sorted(set().union(*written.values())))}")
+    if not options.operators and not options.mix:  # what nobody wrote is no loss of a stack
+        written = {o: names for o, names in written.items() if names >= set(wanted)}
+    patterns = [p.strip() for p in options.cases.split("|")]
+    used: set[str] = set()
+    merged: dict[Case, None] = {}
+    left_out: dict[str, str] = {}  # pattern -> an operator that it fits, and that is not measured
+    for catalogue in catalogues:
+        for operator, entry in catalogue.items():
+            for case in entry["cases"]:
+                fitting = [p for p in patterns
+                           if fnmatch.fnmatch(case, p) or fnmatch.fnmatch(f"{operator} {case}", p)]
+                if operator not in written:
+                    left_out.update(dict.fromkeys(fitting, operator))
+                elif fitting:
+                    used.update(fitting)
+                    merged[(operator, case)] = None
+    idle = [p for p in patterns if p not in used]
+    fits = left_out.get(idle[0]) if idle else None
+    if fits and not options.operators:
+        raise UsageError(f"{idle[0]!r} is about {fits}, which does not have both {' and '.join(wanted)}", "--cases",
+                         f"--operators {fits} measures it all the same: what is not there counts as missing")
+    if not merged:
+        raise UsageError("no case is left to measure", "--operators, --cases", f"choose among: {have}")
+    if idle:  # as a name that no stack knows
+        raise UsageError(f"no case fits {idle[0]!r}", "--cases", "brakecheck ops OPERATOR lists its cases")
+    mine, of = options.shard
+    return list(merged)[mine::of]
 
 
 def _arm(spec: ArmSpec, fingerprint: dict[str, Any]) -> Arm:
